@@ -1,0 +1,58 @@
+# `make help` lists the targets. Everything runs from .venv, which `make setup` builds from pyproject.toml and
+# constraints.txt and rebuilds when one of the two changes.
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-stamp
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+EXTRAS := dev,ray,mujoco
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test setup lint bench docs
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: setup ## Train REINFORCE on CartPole with all cores, in less than a minute
+	$(BIN)/python examples/reinforce/main.py --iterations 30 --episodes-per-iter 20
+
+test: setup lint ## Lint, check types, and run every test and doctest
+	$(BIN)/python -m pytest
+
+setup: $(STAMP) ## Make .venv, or bring it up to date
+
+lint: setup ## Check style, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup ## Run every benchmark, one after the other
+	@for script in benchmarks/[!_]*.py; do \
+		if [ -e "$$script" ]; then \
+			echo "== $$script"; \
+			$(BIN)/python "$$script" || exit 1; \
+		fi; \
+	done
+
+DOCUMENTS := $(wildcard README.md docs)
+
+# pytest ends with 5 when the documents hold no example yet.
+docs: setup ## Run the examples in README.md and docs/
+	@$(if $(DOCUMENTS),$(BIN)/python -m pytest --doctest-glob='*.md' $(DOCUMENTS) || [ $$? -eq 5 ],echo "no documents yet")
+
+# torch first, alone: it is the largest download, and later steps then find it satisfied.
+$(STAMP): pyproject.toml constraints.txt
+	@if ! $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+		for candidate in python3.11 python3; do \
+			if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+				exec "$$candidate" -m venv --clear $(VENV); \
+			fi; \
+		done; \
+		echo "make setup needs Python 3.11 or later as python3.11 or python3 on the PATH." \
+			"Found: $$(python3 --version 2>&1)." >&2; \
+		exit 1; \
+	fi
+	$(PIP) install --quiet -c constraints.txt pip
+	$(PIP) install -c constraints.txt torch
+	$(PIP) install -c constraints.txt --build-constraint constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@

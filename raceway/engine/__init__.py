@@ -1,0 +1,38 @@
+"""Engines: where actors live. `make_engine("inline" | "process" | "ray")` gives one; `base` says what it can do."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from raceway.errors import ConfigError, unknown
+
+if TYPE_CHECKING:
+    from raceway.engine._core import EngineCore
+
+ENGINES = ("inline", "process", "ray")
+ENVIRONMENT_VARIABLE = "RACEWAY_ENGINE"
+
+
+def make_engine(name: str | None = None, **options: Any) -> EngineCore:
+    """Make an engine by name; by default the one that RACEWAY_ENGINE names, else `process`.
+
+    >>> with make_engine("inline") as engine:
+    ...     engine.spawn(dict).call("__len__").result()
+    0
+    """
+    chosen = name or os.environ.get(ENVIRONMENT_VARIABLE) or "process"
+    if chosen not in ENGINES:
+        where = "" if name else f"It comes from the environment variable {ENVIRONMENT_VARIABLE}."
+        raise unknown("engine", chosen, ENGINES, where)
+    cls: type[EngineCore]
+    if chosen == "inline":
+        from raceway.engine.inline import InlineEngine as cls
+    elif chosen == "process":
+        from raceway.engine.process import ProcessEngine as cls
+    else:
+        from raceway.engine.ray import RayEngine as cls
+    try:
+        return cls(**options)
+    except TypeError as error:
+        raise ConfigError(f"the {chosen} engine does not take these options: {error}") from error
