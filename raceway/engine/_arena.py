@@ -69,7 +69,10 @@ class Control:
         return row
 
     def close(self) -> None:
+        """Let go of the file and of the mappings (each of which holds a descriptor of its own)."""
         os.close(self.fd)
+        self.used = np.zeros(NUM_ROWS, np.uint64)
+        self._rows = np.zeros((0, 0), np.uint16)
 
 
 class Slot:
@@ -260,7 +263,10 @@ class Arena:
         return offset
 
     def close(self) -> None:
+        """Let go of the file. Views that are still about stay good."""
         os.close(self.fd)
+        self._map = None
+        self._bytes = np.empty(0, np.uint8)
 
 
 class ArenaView:
@@ -294,7 +300,8 @@ class ArenaView:
     def close(self) -> None:
         """Let go of the file. Views that are still about stay good, but are not reported to the owner any more."""
         os.close(self.fd)
-        self._releases = np.zeros_like(self._releases)
+        self._map = None
+        self._releases = np.zeros(NUM_SLOTS, np.uint16)
 
 
 class _Lease(weakref.ref):  # type: ignore[type-arg]

@@ -62,14 +62,16 @@ def describe_error(error: BaseException, actor: str, method: str, skip: int = 1)
     trace = error.__traceback__
     for _ in range(skip):  # the engine's own frames say nothing to the user
         trace = trace.tb_next if trace is not None and trace.tb_next is not None else trace
+    text = "".join(traceback.format_exception(type(error), error, trace))
+    travels = isinstance(error, Exception)  # not SystemExit and the like: they must not end the driver
     try:
-        text = "".join(traceback.format_exception(type(error), error, trace))
         message = str(error)
-    except Exception:  # its __str__ raises
-        text = "".join(traceback.format_tb(trace)) + f"{type(error).__qualname__} (its message cannot be shown)"
-        message = "(its message cannot be shown)"
+    except Exception:  # nor one that fails whoever wants to see it
+        message, travels = "(its message cannot be shown)", False
     told = (type(error).__qualname__, message, actor, method, text)
-    if isinstance(error, Exception):  # not SystemExit and the like: they must not end the driver
+    if isinstance(error.__cause__, RemoteError):  # passed on: where it came from says more
+        told = error.__cause__.args
+    if travels:
         try:
             payload = _codec.encode((error, told))
             if type(_codec.decode(payload)[0]) is type(error):
@@ -108,6 +110,8 @@ class CoreActor(Actor):
         self.restarted_at: list[float] = []
         self.on_lost: Callable[[CoreActor, list[tuple[Future[Any], Message]]], None] | None = None
         """Takes the calls that had not begun when the actor died (a pool gives them to another)."""
+        self.on_free: Callable[[CoreActor], None] | None = None
+        """Called when one of its calls is done."""
         self.hands_back = hands_back
         self.last_micros = 0
         """How long its last call ran, where the engine knows."""
@@ -269,6 +273,19 @@ class EngineCore:
         else:
             entry[0].resolve(payload)
         self._next(actor)
+        if actor.on_free is not None:
+            actor.on_free(actor)
+
+    def running(self) -> CoreActor | None:
+        """The actor whose call runs on this thread, if it runs in this very process (inline)."""
+        return None
+
+    def can_begin(self, actor: CoreActor) -> bool:
+        """Whether a call sent to the actor now would ever run before those that are under way."""
+        return True
+
+    def supply(self, actor: CoreActor, refs: Sequence[Ref]) -> None:
+        """Send an actor stored values that it is about to read. Called with the lock."""
 
     def _next(self, actor: CoreActor) -> None:
         for id, (future, _) in actor.calls.items():

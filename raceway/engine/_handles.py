@@ -71,6 +71,8 @@ class Table:
         self.dropped: deque[int] = deque()
         self.read: Callable[[int], Any]
         """Reads a stored value by its id; set by the engine."""
+        self.cache: dict[int, Any] = {}
+        """What this process remembers of a handle, for as long as it holds it."""
         self._local: dict[int, int] = {}
         self._lock = threading.Lock()  # values are decoded, and so handles made, on any thread
         _tables[uid] = self
@@ -90,6 +92,7 @@ class Table:
                     local[id] = left
                 else:
                     del local[id]
+                    self.cache.pop(id, None)
             if not left:
                 self.unheld(id)
 

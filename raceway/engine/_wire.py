@@ -22,7 +22,8 @@ from raceway.engine._handles import Handle
 # From the driver: make the actor; run this; keep this value; drop it; the answer to a request, or what it raised.
 MAKE, CALL, OBJECT, DROP, ANSWER, REFUSAL = range(1, 7)
 # From a worker: the constructor returned / failed; a call returned / failed; a request; handles let go; calls given back.
-READY, UNREADY, RESULT, FAILURE, REQUEST, RELEASE, GIVEN_BACK = range(11, 18)
+# And: store this value.
+READY, UNREADY, RESULT, FAILURE, REQUEST, RELEASE, GIVEN_BACK, PUT = range(11, 19)
 
 HEADER = struct.Struct("<IBBHIQ")
 _unpack = HEADER.unpack_from

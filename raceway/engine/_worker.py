@@ -25,6 +25,7 @@ from raceway.engine._codec import Payload
 from raceway.engine._core import describe_error, revive_error, run_call
 from raceway.engine._handles import AwayTable
 from raceway.engine._reactor import Spin
+from raceway.engine.base import Ref
 from raceway.errors import EngineClosed
 
 
@@ -179,7 +180,13 @@ class Worker:
 
     def request(self, value: Any, *, parks: bool = False) -> Any:
         """Ask the driver and wait for its answer."""
-        payload = _codec.encode(value)
+        return self._ask(_wire.REQUEST, _codec.encode(value), parks)
+
+    def put(self, value: Any) -> Ref:
+        """Store a value with the driver, which does not look at it."""
+        return self._ask(_wire.PUT, _codec.encode(value), False)  # type: ignore[no-any-return]
+
+    def _ask(self, kind: int, payload: Payload, parks: bool) -> Any:
         with self._lock:
             self._num_requests += 1
             id = self._num_requests
@@ -188,7 +195,7 @@ class Worker:
                 if self._hands_back and self._calls:
                     self._give_back([call for call, _ in self._calls])
                     self._calls.clear()
-            self._send(_wire.REQUEST, id, payload)
+            self._send(kind, id, payload)
         try:
             self._read_until(lambda: id in self._answers)
         finally:

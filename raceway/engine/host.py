@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from raceway.engine.base import Ref
+
 
 class Host(Protocol):
     """The way from a worker process to its driver."""
@@ -15,6 +17,9 @@ class Host(Protocol):
 
     def request(self, value: Any, *, parks: bool = False) -> Any:
         """Ask the driver and wait for its answer; with `parks` it may come late, so waiting calls are given back."""
+
+    def put(self, value: Any) -> Ref:
+        """Store a value with the driver."""
 
 
 _host: Host | None = None

@@ -97,6 +97,11 @@ class InlineEngine(EngineCore):
         """The actor whose call is being run now, if any."""
         return self._running[-1] if self._running else None
 
+    def can_begin(self, actor: CoreActor) -> bool:
+        """Whether it is not in the middle of a call: all calls that are, are on one stack, and only the last can end."""
+        assert isinstance(actor, InlineActor)
+        return not actor.busy
+
     def block(self, ready: Callable[[], Any], timeout: float | None, on: Future[Any] | None = None) -> None:
         """Wait for another thread's promise; a call that has not run by now waits for the one that asks."""
         if not ready() and on is not None and isinstance(on.actor, InlineActor) and on.actor.busy:

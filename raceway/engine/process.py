@@ -34,8 +34,8 @@ from raceway.engine._core import CoreActor, EngineCore, describe_error, revive_e
 from raceway.engine._handles import Handle
 from raceway.engine._reactor import Reactor
 from raceway.engine._worker import thread_environment
-from raceway.engine.base import Message, Resources
-from raceway.errors import ActorDied, ActorStartError, ConfigError, ObjectFreed, ResourceError
+from raceway.engine.base import Message, Ref, Resources
+from raceway.errors import ActorDied, ActorStartError, ConfigError, ObjectFreed, RacewayError, ResourceError
 
 _output = logging.getLogger("raceway.worker")
 _SOCKET_BYTES = 1 << 20
@@ -312,6 +312,7 @@ class ProcessEngine(EngineCore):
         actor.view.close()
         self._control.used[1 + actor.place] = 0
         self._arena.forget_reader(actor.releases)
+        actor.releases = np.empty(0, np.uint16)  # a row kept here would keep the control file open
         for id in actor.known:
             self._holders[id].discard(actor)
         actor.known.clear()
@@ -347,6 +348,12 @@ class ProcessEngine(EngineCore):
             actor.known.add(id)
             self._holders.setdefault(id, set()).add(actor)
             self._send_parcel(actor, _wire.OBJECT, id, stored.keep)
+
+    def supply(self, actor: CoreActor, refs: Sequence[Ref]) -> None:
+        """Send an actor stored values that it is about to read."""
+        assert isinstance(actor, ProcessActor)
+        for ref in refs:
+            self._supply(actor, ref.id)
 
     def _send_parcel(self, actor: ProcessActor, kind: int, id: int, parcel: _wire.Parcel) -> None:
         if parcel.slot is not None:
@@ -441,25 +448,29 @@ class ProcessEngine(EngineCore):
                 actor.on_lost(actor, calls)
         elif kind == _wire.REQUEST:
             self._requested(actor, id, payload)
+        elif kind == _wire.PUT:
+            self._answer(actor, actor.incarnation, id, lambda: self.store(payload))
 
     def _requested(self, actor: ProcessActor, id: int, payload: Payload) -> None:
         life = actor.incarnation
-
-        def reply(answer: Payload, failed: bool) -> None:
-            if actor.error is None and actor.incarnation == life:
-                kind = _wire.REFUSAL if failed else _wire.ANSWER
-                self._send_parcel(actor, kind, id, _wire.Parcel(answer, self._arena))
-
         request = self.decode(payload)
         if request[0] == "fetch":
-            try:
-                self._supply(actor, request[1])
-            except ObjectFreed as error:
-                reply(describe_error(error, actor.name, "get"), True)
-            else:
-                reply(_codec.encode(None), False)
+            self._answer(actor, life, id, lambda: self._supply(actor, request[1]))
         else:
-            self.answer(actor, request, reply)
+            self.answer(actor, request, lambda answer, failed: self._reply(actor, life, id, answer, failed))
+
+    def _answer(self, actor: ProcessActor, life: int, id: int, work: Callable[[], Any]) -> None:
+        """Answer a request with what `work` returns or raises."""
+        try:
+            answer, failed = _codec.encode(work()), False
+        except RacewayError as error:
+            answer, failed = describe_error(error, actor.name, "request"), True
+        self._reply(actor, life, id, answer, failed)
+
+    def _reply(self, actor: ProcessActor, life: int, id: int, answer: Payload, failed: bool) -> None:
+        if actor.error is None and actor.incarnation == life:
+            kind = _wire.REFUSAL if failed else _wire.ANSWER
+            self._send_parcel(actor, kind, id, _wire.Parcel(answer, self._arena))
 
     def _drained(self, actor: CoreActor, id: int) -> bool:
         assert isinstance(actor, ProcessActor)

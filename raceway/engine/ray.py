@@ -1,0 +1,581 @@
+"""The ray engine: actors on a Ray cluster, or on a Ray that it starts on this machine.
+
+A value travels as one wire: a small header with the encoded body (`bytes`, which Ray moves without pickling them), and
+where there are large arrays a list of that and their memory, which Ray keeps in its object store and reads without a
+copy. `Host` is what runs in an actor. What Ray tells on threads of its own is only put into an inbox there and handled
+in the reactor's loop: a thread of Ray's that waited for the engine's lock, held by one that waits for Ray, would never
+wake.
+
+Requests of actors go through a mailbox, an asynchronous Ray actor, because Ray lets an actor call actors but not the
+driver. The mailbox also watches over the actors: it has one call out to each that can never begin, and that fails at
+the moment the actor dies. A method that blocks would do as well, but then Ray would run the calls off the main thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.abc
+import importlib.util
+import itertools
+import logging
+import os
+import shutil
+import signal
+import socket
+import struct
+import sys
+import sysconfig
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from raceway.engine import _codec, host
+from raceway.engine._codec import Payload
+from raceway.engine._core import CoreActor, EngineCore, _owned, describe_error, revive_error, run_call
+from raceway.engine._handles import AwayTable, Handle
+from raceway.engine._reactor import Reactor
+from raceway.engine._worker import thread_environment
+from raceway.engine.base import Message, Ref, Resources
+from raceway.errors import (
+    ActorDied,
+    ActorStartError,
+    ConfigError,
+    EngineClosed,
+    ObjectFreed,
+    RacewayError,
+    ResourceError,
+    SharedMemoryError,
+)
+
+try:
+    import ray
+except ImportError:
+    ray = None  # type: ignore[assignment]
+
+_log = logging.getLogger(__name__)
+_INLINE_BYTES = 100 * 1024  # Ray sends values up to this size inside a call, larger ones through its object store
+_GRACE_SECONDS = 0.25  # for Ray to end an actor; killed at once, Ray would report a crash
+_MOST_FILES, _MOST_BYTES = 2000, 16 << 20  # of source code that is shipped to a cluster
+_RESULT, _FAILURE, _REQUEST, _PARKS, _PUT = range(5)  # kinds of wire
+
+Wire = Any
+"""`bytes`, or a list of bytes and arrays, or an ObjectRef of one of these."""
+
+
+class RayActor(CoreActor):
+    """An actor that Ray runs."""
+
+    key = 0
+    """Names one incarnation; what arrives under an older key is discarded."""
+    handle: Any = None
+    node = ""
+    wire: Wire = None
+    """The encoded constructor."""
+    parked = 0
+    """Requests that wait for nested calls."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.out: dict[int, Any] = {}
+        """Calls that Ray has (0: the constructor), in order, each with its reply if that came before its turn."""
+        self.queue: dict[int, Message] = {}
+        """Calls held here so that they can still be given back."""
+
+
+class RayEngine(EngineCore):
+    """Actors on a Ray cluster.
+
+    If Ray is initialized already that one is used, and left running by `close`. After `kill -9` of the driver Ray ends
+    the actors of its job, usually within seconds; a Ray that was started here ends with the driver and leaves its
+    session directory (`raceway-*` in the temporary folder), which `close` would have removed.
+
+    Args:
+        address: a cluster to join, as `ray.init` takes it. By default RAY_ADDRESS, or else a Ray of its own.
+        clock: the source of time for deadlines and back-off.
+        init_options: further arguments for `ray.init`.
+    """
+
+    name = "ray"
+
+    def __init__(
+        self,
+        *,
+        address: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        init_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if ray is None:
+            raise ConfigError("the ray engine needs Ray: pip install 'raceway[ray]'")
+        address = address or os.environ.get("RAY_ADDRESS") or "local"
+        if address.startswith("ray://"):
+            raise ConfigError(f"{address}: the driver must run on a node of the cluster, so use address='auto' there")
+        self._starts_ray = not ray.is_initialized()
+        self._is_local = self._starts_ray and address == "local"
+        self._folder: str | None = None
+        if self._starts_ray:
+            self._start_ray(address, dict(init_options or {}))
+        super().__init__(Reactor(clock), capacity=ray.cluster_resources().get("CPU", 0.0))
+        self._node = ray.get_runtime_context().get_node_id()
+        self._actor_class: Any = ray.remote(_actor_class())
+        self._mailbox: Any = None
+        self._sources: list[Any] | None = None  # an ObjectRef, in a list so that Ray does not resolve it
+        self._keys = itertools.count(1)
+        self._living: dict[int, RayActor] = {}
+        self._leaving: set[int] = set()  # keys of actors that were told to end and may not have yet
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._rung = False
+        self._bell_out, self._bell_in = socket.socketpair()
+        self._bell_out.setblocking(False)
+        self.reactor.watch(self._bell_out.fileno(), self._drain)
+
+    def _start_ray(self, address: str, options: dict[str, Any]) -> None:
+        """Start or join Ray. Its processes block SIGINT by themselves, so Ctrl-C reaches the driver alone."""
+        options = {"address": address, "log_to_driver": True, "configure_logging": False} | options
+        environ = {}
+        if self._is_local:
+            options.setdefault("include_dashboard", False)
+            if "_temp_dir" not in options:
+                # Not where TMPDIR points: Ray's sockets live there, and their paths must be short.
+                self._folder = options["_temp_dir"] = tempfile.mkdtemp(prefix="raceway-", dir="/tmp")
+            # Workers inherit these: faster than to have Ray prepare an environment for every actor.
+            environ = thread_environment(1) | {"RAY_USAGE_STATS_ENABLED": "0"}
+        before = {name: os.environ.get(name) for name in environ}
+        os.environ.update(environ)
+        try:
+            ray.init(**options)
+        except BaseException:
+            self._remove_folder()
+            raise
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+
+    # News from Ray.
+
+    def _when(self, ref: Any, handle: Callable[[Any], None]) -> None:
+        """Call `handle(future)` in the reactor's loop once the result is there or the task has failed."""
+        ref.future().add_done_callback(lambda future: self._post(partial(handle, future)))
+
+    def _post(self, work: Callable[[], None]) -> None:
+        """Have something done in the reactor's loop (from any thread)."""
+        self._inbox.append(work)
+        if not self._rung:
+            self._rung = True
+            with contextlib.suppress(OSError):  # closed meanwhile
+                self._bell_in.send(b"\0")
+
+    def _drain(self, mask: int = 0) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._bell_out.recv(64)
+        self._rung = False  # before looking: whoever adds something after that rings again
+        while self._inbox:
+            self._inbox.popleft()()
+
+    def _drained(self, actor: CoreActor, id: int) -> bool:
+        self._drain()
+        return id not in actor.calls
+
+    # Starting and ending an actor.
+
+    def _check_resources(self, needs: Resources) -> None:
+        custom = dict(needs.custom or {})
+        for name in {"CPU", "GPU"} & custom.keys():
+            raise ConfigError(f"in resources= Ray's {name!r} is called {name.lower() + 's'!r}")
+        asked = _asked(needs)
+        if not asked:
+            return
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        if not any(all(node.get(name, 0) >= amount for name, amount in asked.items()) for node in nodes):
+            has = "; ".join(_shown({name: node.get(name, 0) for name in asked}) for node in nodes)
+            raise ResourceError(f"{_shown(asked)} were asked for, and no node of the Ray cluster has that. They have: {has}")
+
+    def _new_actor(self, *parts: Any) -> RayActor:
+        return RayActor(self, *parts)
+
+    def _launch(self, actor: CoreActor) -> None:
+        assert isinstance(actor, RayActor)
+        if self._mailbox is None:
+            self._open_mailbox()
+        if actor.wire is None:
+            actor.wire = _share(actor.factory)
+        key = actor.key = next(self._keys)
+        self._living[key] = actor
+        actor.node, actor.parked = "", 0
+        needs = actor.resources
+        options: dict[str, Any] = {"num_cpus": needs.cpus or 0, "num_gpus": needs.gpus, "resources": needs.custom}
+        if not (self._is_local and actor.threads == 1):
+            options["runtime_env"] = {"env_vars": thread_environment(actor.threads)}
+        spec = {
+            "uid": self.uid,
+            "name": actor.name,
+            "key": key,
+            "mailbox": self._mailbox,
+            "path": [os.path.abspath(entry) for entry in sys.path],
+            "argv": sys.argv,
+            "sources": self._sources,
+        }
+        actor.handle = self._actor_class.options(max_restarts=0, max_task_retries=0, **options).remote(spec)
+        self._when(actor.handle.where.remote(), partial(self._placed, key))
+        self._when(self._mailbox.watch.remote([actor.handle]), partial(self._ended, key))
+        self._call_ray(actor, 0, actor.handle.construct, actor.factory.handles, actor.wire)
+        self.reactor.at(self.clock() + actor.start_timeout, lambda: self._late(key))
+        for id, (_, message) in list(actor.calls.items()):  # sent while it waited to be restarted
+            self._transmit(actor, id, message)
+
+    def _open_mailbox(self) -> None:
+        here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(self._node, soft=True)
+        mailbox: Any = ray.remote(_mailbox_class())
+        self._mailbox = mailbox.options(num_cpus=0, max_concurrency=1_000_000, scheduling_strategy=here).remote()
+        self._when(self._mailbox.take.remote(), self._asked)
+        if self._sources is None and not self._is_local:
+            self._sources = [ray.put(collect_sources(sys.path))]
+
+    def _placed(self, key: int, future: Any) -> None:
+        actor = self._living.get(key)
+        if actor is not None and future.exception() is None:
+            actor.pid, actor.node = future.result()
+
+    def _late(self, key: int) -> None:
+        actor = self._living.get(key)
+        if actor is None or actor.ready.done():
+            return
+        text = f"{actor.name} was not ready after {actor.start_timeout:g} s (start_timeout)"
+        asked = _asked(actor.resources)
+        if actor.pid is not None:
+            text += f": its constructor was still running (pid {actor.pid} on node {actor.node})"
+        elif asked:
+            free = ray.available_resources()
+            text += f": it asked for {_shown(asked)}, and the cluster has {_shown({n: free.get(n, 0) for n in asked})} free"
+        else:
+            text += ": Ray had not started its process"
+        self._lost(actor, ActorStartError(text, actor.name))
+
+    def _ended(self, key: int, future: Any) -> None:
+        """The mailbox has seen an actor die. If calls are out they will tell, after the results that still come."""
+        actor = self._living.get(key)
+        if actor is not None and not actor.out and future.exception() is None:
+            self._died(actor, future.result())
+
+    def _died(self, actor: RayActor, error: BaseException) -> None:
+        kind, when = (ActorDied, "") if actor.ready.done() else (ActorStartError, " before it was ready")
+        failure = kind(f"{actor.name} (pid {actor.pid}) died{when}. {_reason(error)}", actor.name)
+        failure.__cause__ = error
+        if isinstance(error, ray.exceptions.ActorDiedError):
+            actor.pid = None  # there is no process left to kill
+        self._lost(actor, failure)
+
+    def _end(self, actor: CoreActor) -> None:
+        assert isinstance(actor, RayActor)
+        if self._living.pop(actor.key, None) is None:
+            return  # it waits to be restarted
+        pid, node, handle = actor.pid, actor.node, actor.handle
+        actor.pid = actor.handle = None
+        actor.out.clear()
+        actor.queue.clear()
+        if not ray.is_initialized():
+            return
+        ray.kill(handle)
+        if pid is not None:
+            # Ray waits for seconds before it kills a process that is stopped.
+            self._leaving.add(actor.key)
+            self.reactor.at(self.clock() + _GRACE_SECONDS, partial(self._kill_process, actor.key, pid, node))
+
+    def _kill_process(self, key: int, pid: int, node: str) -> None:
+        self._leaving.discard(key)
+
+        def kill() -> None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+        if node == self._node:
+            kill()
+        elif ray.is_initialized():
+            there = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+            ray.remote(kill).options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote()
+
+    # Calls.
+
+    def _seal(self, message: Message) -> None:
+        message.wire = _share(message.payload, [ref.id for ref in message.refs])
+        message.payload = Payload(b"", [], message.payload.handles)
+
+    def _transmit(self, actor: CoreActor, id: int, message: Message) -> None:
+        assert isinstance(actor, RayActor)
+        if actor.key not in self._living:
+            return  # it waits to be restarted: `_launch` will send it
+        if not (actor.hands_back and actor.out):
+            self._submit(actor, id, message)
+            return
+        actor.queue[id] = message
+        if actor.parked:
+            self._post(partial(self._give_back, actor.key))  # later: the caller is not done with it
+
+    def _submit(self, actor: RayActor, id: int, message: Message) -> None:
+        stored = [self._stored.get(ref.id) for ref in message.refs]
+        if None in stored:
+            missing = message.refs[stored.index(None)].id
+            actor.calls.pop(id)[0].fail(ObjectFreed(f"reference {missing} is not stored here any more"))
+            return
+        values = [value for value in stored if value is not None]
+        handles = [handle for part in (message.payload, *values) for handle in part.handles or ()]
+        self._call_ray(actor, id, actor.handle.invoke, handles, message.wire, *(value.keep for value in values))
+
+    def _call_ray(self, actor: RayActor, id: int, method: Any, handles: Sequence[Handle] | None, *wires: Wire) -> None:
+        self._count(actor, handles)
+        actor.out[id] = None
+        self._when(method.remote(*wires), partial(self._replied, actor, actor.key, id))
+
+    def _count(self, actor: RayActor, handles: Sequence[Handle] | None) -> None:
+        if handles:
+            self._handles.sent(actor, [handle.id for handle in handles])
+
+    def _replied(self, actor: RayActor, key: int, id: int, future: Any) -> None:
+        """Take in replies in the order of their calls: Ray may tell of a large one later than of the small one after it."""
+        actor.out[id] = future
+        while self._living.get(key) is actor and actor.out:
+            first = next(iter(actor.out))
+            reply = actor.out[first]
+            if reply is None:
+                return
+            del actor.out[first]
+            self._take(actor, first, reply)
+            if actor.queue and not actor.out and self._living.get(key) is actor:
+                following = next(iter(actor.queue))
+                self._submit(actor, following, actor.queue.pop(following))
+
+    def _take(self, actor: RayActor, id: int, future: Any) -> None:
+        error = future.exception()
+        if error is not None:
+            entry = actor.calls.get(id)
+            if entry is None or isinstance(error, _fatal()):
+                self._died(actor, error)
+            else:  # Ray lost the result, or could not store it
+                self.finished(actor, id, describe_error(error, actor.name, entry[1].method), True)
+            return
+        kind, numbers, payload = self._open(future.result())
+        actor.last_micros = numbers[0]
+        pairs = iter(numbers[1:])
+        for handle, arrivals in zip(pairs, pairs, strict=True):
+            self._handles.released(actor, handle, arrivals)
+        if id:
+            self.finished(actor, id, payload, kind == _FAILURE)
+        elif kind == _FAILURE:
+            cause = revive_error(payload)
+            failure = ActorStartError(f"{actor.name} could not start: {type(cause).__name__}: {cause}", actor.name)
+            failure.__cause__ = cause
+            self._lost(actor, failure)
+        else:
+            actor.ready.fulfil(True)
+
+    def _open(self, wire: Wire) -> tuple[int, tuple[int, ...], Payload]:
+        """Take a wire apart, and hold the handles in it."""
+        kind, numbers, handles, payload = _unpack(wire)
+        if handles:
+            payload.handles = [Handle(self._handles, id) for id in handles]
+        return kind, numbers, payload
+
+    # Requests from actors.
+
+    def _asked(self, future: Any) -> None:
+        if self.closed:
+            return
+        if future.exception() is not None:  # without it nobody can ask: start again with a new one
+            self._mailbox = None
+            for actor in list(self._living.values()):
+                self._lost(actor, ActorDied(f"{actor.name} was ended because the mailbox of its engine died", actor.name))
+            return
+        self._when(self._mailbox.take.remote(), self._asked)
+        for id, wire in future.result():
+            kind, (key,), payload = self._open(wire)
+            actor = self._living.get(key)
+            if actor is None:
+                self._mailbox.deliver.remote(id, b"")  # it has died since
+            else:
+                self._requested(actor, kind, partial(self._reply, actor, key, id, kind == _PARKS), payload)
+
+    def _requested(self, actor: RayActor, kind: int, reply: Callable[..., None], payload: Payload) -> None:
+        try:
+            if kind == _PUT:
+                reply(_codec.encode(self.store(payload)), False)
+                return
+            request = self.decode(payload)
+            if request[0] == "fetch":
+                stored = self._stored.get(request[1])
+                if stored is None:
+                    raise ObjectFreed(f"reference {request[1]} is not stored here any more")
+                reply(Payload(b"", [stored.keep], stored.handles), False)
+                return
+        except RacewayError as error:
+            reply(describe_error(error, actor.name, "request"), True)
+            return
+        if kind == _PARKS:
+            actor.parked += 1
+            self._give_back(actor.key)
+        self.answer(actor, request, reply)
+
+    def _reply(self, actor: RayActor, key: int, id: int, parked: bool, answer: Payload, failed: bool) -> None:
+        if self.closed or self._mailbox is None:
+            return
+        if self._living.get(key) is actor:
+            actor.parked -= parked
+            self._count(actor, answer.handles)
+        self._mailbox.deliver.remote(id, _pack(answer, _FAILURE if failed else _RESULT))
+
+    def _give_back(self, key: int) -> None:
+        """Return the calls that have not begun, as the one that runs waits for another."""
+        actor = self._living.get(key)
+        if actor is not None and actor.parked and actor.queue and actor.on_lost is not None:
+            calls = [actor.calls.pop(id) for id in actor.queue]
+            actor.queue.clear()
+            actor.on_lost(actor, calls)
+
+    # Stored values.
+
+    def _kept(self, payload: Payload) -> Payload:
+        """Write the value once; it is not held mapped here, so that Ray can spill it to disk."""
+        return Payload(b"", [], payload.handles, _share(payload))
+
+    def decode(self, payload: Payload) -> Any:
+        """Rebuild a value."""
+        if payload.keep is not None:
+            payload = _unpack(_fetched(payload.keep))[3]
+        return _codec.decode(payload)
+
+    # The end.
+
+    def _close(self) -> None:
+        self.reactor.wait(lambda: not self._leaving, timeout=8 * _GRACE_SECONDS)
+        with self.lock:
+            self._rung = True
+            self.reactor.unwatch(self._bell_out.fileno())
+            self._bell_in.close()
+            self._bell_out.close()
+            self._inbox.clear()
+            for actor in self._actors.values():
+                assert isinstance(actor, RayActor)
+                actor.wire = None
+            if self._mailbox is not None and ray.is_initialized():
+                ray.kill(self._mailbox)
+            self._mailbox = self._sources = None
+        if self._starts_ray:
+            ray.shutdown()
+            self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _asked(needs: Resources) -> dict[str, float]:
+    amounts = {"CPU": needs.cpus or 0, "GPU": needs.gpus, **(needs.custom or {})}
+    return {name: amount for name, amount in amounts.items() if amount}
+
+
+def _shown(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{amount:g} {name}" for name, amount in resources.items())
+
+
+def _fatal() -> tuple[type[BaseException], ...]:
+    errors = ray.exceptions
+    return errors.RayActorError, errors.NodeDiedError, errors.LocalRayletDiedError, errors.OutOfMemoryError
+
+
+def _reason(error: BaseException) -> str:
+    """What Ray says of a death, without ids and guesses."""
+    text = " ".join(line for line in str(error).splitlines() if not line.startswith("\t"))
+    return text.removeprefix("The actor died unexpectedly before finishing this task. ").split(" Some common causes")[0]
+
+
+# Wires.
+
+_HEADER = struct.Struct("<BII")
+
+
+def _pack(payload: Payload, kind: int = _RESULT, numbers: Sequence[int] = ()) -> Wire:
+    """Make one value for Ray of a payload and what goes with it."""
+    handles = [handle.id for handle in payload.handles or ()]
+    header = _HEADER.pack(kind, len(numbers), len(handles)) + struct.pack(f"<{len(numbers) + len(handles)}Q", *numbers, *handles)
+    frame = header + payload.body
+    if not payload.buffers:
+        return frame
+    return [frame, *(np.frombuffer(part, np.uint8) if isinstance(part, memoryview) else part for part in payload.buffers)]
+
+
+def _unpack(wire: Wire) -> tuple[int, tuple[int, ...], tuple[int, ...], Payload]:
+    """Return kind, numbers, ids of handles and payload."""
+    frame, *buffers = [wire] if isinstance(wire, bytes) else wire
+    kind, num_numbers, num_handles = _HEADER.unpack_from(frame)
+    total = num_numbers + num_handles
+    numbers = struct.unpack_from(f"<{total}Q", frame, _HEADER.size)
+    body = memoryview(frame)[_HEADER.size + 8 * total :]
+    return kind, numbers[:num_numbers], numbers[num_numbers:], Payload(body, buffers)
+
+
+def _share(payload: Payload, numbers: Sequence[int] = ()) -> Wire:
+    """Make a wire that lasts and can be sent many times: what is large is stored, once."""
+    size = len(payload.body) + sum(memoryview(buffer).nbytes for buffer in payload.buffers)
+    if size <= _INLINE_BYTES:
+        return _pack(_owned(payload), numbers=numbers)
+    try:
+        return ray.put(_pack(payload, numbers=numbers))
+    except ray.exceptions.ObjectStoreFullError as error:
+        raise SharedMemoryError(f"{size:,} bytes do not fit into Ray's object store: {error}") from error
+
+
+def _fetched(wire: Wire) -> Wire:
+    return ray.get(wire) if isinstance(wire, ray.ObjectRef) else wire
+
+
+# What runs in Ray's processes.
+
+
+class Host:
+    """The inside of an actor: runs its calls, and is its way to the driver."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self.uid: str = spec["uid"]
+        self.actor: str = spec["name"]
+        self._key: int = spec["key"]
+        self._mailbox = spec["mailbox"]
+        self._handles = AwayTable(self.uid)
+        self._handles.read = self._read
+        self._values: dict[int, Payload] = {}  # stored values that were read, while their references are held
+        self._target: Any = None
+        host.set_host(self)
+
+    def construct(self, wire: Wire) -> Wire:
+        def make(payload: Payload) -> None:
+            factory, args, kwargs = _codec.decode(payload)
+            self._target = factory(*args, **kwargs)
+
+        return self._run(make, "__init__", self._open(wire)[2])
+
+    def invoke(self, wire: Wire, *stored: Wire) -> Wire:
+        _, refs, payload = self._open(wire)
+        values = {id: self._open(value)[2] for id, value in zip(refs, stored, strict=True)}
+        method = "?"
+
+        def call(payload: Payload) -> Any:
+            nonlocal method
+            decoded = _codec.decode(payload)
+            method = decoded[0]
+            return run_call(self._target, decoded, lambda id: _codec.decode(values[id]))
+
+        start = time.perf_counter_ns()
+        kind = _RESULT
+        try:
+            result = _codec.encode(call(payload))
+        except BaseException as error:
+            kind, result = _FAILURE, describe_error(error, self.actor, method, skip=3)
+        micros = (time.perf_counter_ns() - start) // 1000
+        del payload, values
+        return self._reply(kind, micros, result)

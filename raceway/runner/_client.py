@@ -1,0 +1,106 @@
+"""A worker's side of a run: the same verbs as the hub, asked of the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from raceway.engine.base import Ref
+from raceway.engine.host import Host, host
+from raceway.errors import ConfigError, RacewayError
+from raceway.runner._future import FutureRef
+from raceway.runner._objects import Deserializer, Known, ObjectRef, fold
+
+
+class Client:
+    """What stands for the hub in a worker process.
+
+    Args:
+        run: the run that is meant, checked by the driver; empty for the one that this process works for.
+        name: its name.
+    """
+
+    def __init__(self, run: str = "", name: str = "") -> None:
+        self.run = run
+        self.name = name
+
+    @property
+    def _host(self) -> Host:
+        found = host()
+        if found is None:
+            raise RacewayError(f"this process is no worker of the Runner {self.name!r}, or that is closed")
+        return found
+
+    def _ask(self, verb: str, *args: Any, parks: bool = False) -> Any:
+        return self._host.request((self.run, verb, args), parks=parks)
+
+    def submit(self, service: int, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> FutureRef:
+        """Call a method of a service."""
+        return self._ask("submit", service, method, tuple(args), dict(kwargs))[0]  # type: ignore[no-any-return]
+
+    def get(self, futures: FutureRef | Sequence[FutureRef], timeout: float | None) -> Any:
+        """Return the result of one, or of each in order."""
+        if isinstance(futures, FutureRef):
+            return self._ask("get", [futures], timeout, parks=True)[0]
+        return self._ask("get", list(futures), timeout, parks=True)
+
+    def wait(
+        self, futures: Sequence[FutureRef], count: int | None, timeout: float | None
+    ) -> tuple[list[FutureRef], list[FutureRef]]:
+        """Block until `count` (default: all) are done."""
+        futures = list(futures)
+        done = self._ask("wait", futures, count, timeout, parks=timeout != 0)
+        return (
+            [future for future, is_done in zip(futures, done, strict=True) if is_done],
+            [future for future, is_done in zip(futures, done, strict=True) if not is_done],
+        )
+
+    def cancel(self, future: FutureRef) -> bool:
+        """Take a call back."""
+        return bool(self._ask("cancel", future))
+
+    def make_service(self, *_: Any, **__: Any) -> Any:
+        """Services are made by the driver, which outlives them."""
+        raise ConfigError("a service can be made only by the program that opened the Runner, not inside a worker")
+
+    def put(self, value: Any) -> Ref:
+        """Store a value."""
+        return self._host.put(value)
+
+    def put_object(self, ref: Ref) -> ObjectRef:
+        """Make an object of a stored value."""
+        return self._ask("object", ref)  # type: ignore[no-any-return]
+
+    def read(self, ref: ObjectRef, deserializer: Deserializer | None) -> Any:
+        """Return the latest state of an object, fetching only what is new."""
+        known, num_known = self._news(ref, fresh=deserializer is None)
+        return fold(ref, known, deserializer)
+
+    def _news(self, ref: ObjectRef, fresh: bool = False) -> tuple[Known, int]:
+        if not isinstance(ref, ObjectRef):
+            raise ConfigError(f"an object is named by what put_object returned, not by {ref!r}")
+        # Without a deserializer the caller owns the value, so it is not the remembered one.
+        known = Known() if fresh else ref._table.cache.setdefault(ref.id, Known())
+        known.learn(self._ask("read", ref, known.epoch, len(known.patches)))
+        return known, len(known.patches)
+
+    def update(self, ref: ObjectRef, value: Ref) -> ObjectRef:
+        """Replace an object."""
+        self._ask("update", ref, value)
+        return ref
+
+    def patch(self, ref: ObjectRef, patch: Ref) -> ObjectRef:
+        """Append to an object."""
+        self._ask("patch", ref, patch)
+        return ref
+
+    def compact(self, ref: ObjectRef, deserializer: Deserializer) -> ObjectRef:
+        """Fold an object's patches into its base; again, if somebody replaced it meanwhile."""
+        while True:
+            known, num_folded = self._news(ref)
+            base = self.put(fold(ref, known, deserializer))
+            if self._ask("compacted", ref, known.epoch, num_folded, base):
+                return ref
+
+    def close(self) -> None:
+        """Leave the run: it is the driver's to close."""

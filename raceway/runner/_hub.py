@@ -1,0 +1,453 @@
+"""The driver's side of a run: services, futures and objects, and the requests that workers make of them."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from raceway.engine import _codec
+from raceway.engine._core import CoreActor, EngineCore
+from raceway.engine.base import Actor, Ref, Resources
+from raceway.engine.base import Future as EngineFuture
+from raceway.errors import ConfigError, DeadlockError, EngineClosed, ForeignReference, ObjectFreed, WaitTimeout
+from raceway.runner._future import Future
+from raceway.runner._objects import Deserializer, Known, ObjectRef, StoredObject, fold
+from raceway.runner._pool import Pool, first_error
+
+_hubs: dict[str, Hub] = {}
+"""The runs of this process, by id."""
+
+
+def find_hub(run: str) -> Hub | None:
+    """Return the run of this id, if this process is its driver."""
+    return _hubs.get(run)
+
+
+def find_future(uid: str, id: int) -> Future[Any] | None:
+    """Return a future of this process by its number, or None in a worker."""
+    for hub in _hubs.values():
+        if hub.engine.uid == uid and id in hub.futures:
+            return hub.futures[id]
+    return None
+
+
+def find_object_hub(ref: ObjectRef) -> Hub | None:
+    """Return the run that an object belongs to, or None in a worker."""
+    return next((hub for hub in _hubs.values() if ref._table is hub.table and ref.id in hub.objects), None)
+
+
+def same(target: Any) -> Any:
+    """Return the target: the factory of workers whose object is there already."""
+    return target
+
+
+class Hub:
+    """One run: everything behind a Runner in the driver."""
+
+    def __init__(self, engine: EngineCore, name: str, workers: int | None, owns_engine: bool) -> None:
+        self.engine = engine
+        self.name = name
+        self.workers = workers
+        self.run = f"{name}-{uuid.uuid4().hex[:8]}"
+        self.table = engine._handles
+        self.closed = False
+        self.futures: dict[int, Future[Any]] = {}
+        """Futures that other processes refer to."""
+        self.objects: dict[int, StoredObject] = {}
+        self.services: dict[int, Pool] = {}
+        self.pools: dict[CoreActor, Pool] = {}
+        self.waiting: dict[CoreActor, list[Future[Any]]] = {}
+        """Workers that wait in a nested call, and the futures of which they need all."""
+        self._owns_engine = owns_engine
+        self._service_ids = itertools.count(1)
+        _hubs[self.run] = self
+        engine.serve(answer)
+
+    # Services.
+
+    def make_service(
+        self,
+        target: Any,
+        *,
+        autoscale: bool | None,
+        warmup: int,
+        workers: int | None,
+        resources: Mapping[str, float] | None,
+        deadline: float | None,
+    ) -> tuple[int, str]:
+        """Make a service and return its number and name."""
+        self.check_open()
+        stateful = not callable(target)
+        scales = (not stateful) if autoscale is None else autoscale
+        needs = Resources.of(resources)
+        self.engine._check_resources(needs)
+        if workers is not None and not scales and workers != 1:
+            raise ConfigError(f"workers={workers} needs autoscale=True: without it a service has one worker")
+        size = workers or self.workers or max(1, int(self.engine.capacity / (needs.cpus or 1))) if scales else 1
+        name = getattr(target, "__name__", None) or getattr(getattr(target, "func", None), "__name__", type(target).__name__)
+        factory, args = (target, ()) if inspect.isclass(target) else (same, (target,))
+        _codec.encode((factory, args))  # a target that cannot travel is told of here, not when it is first called
+        pool = Pool(
+            self, name, factory, args, size=size, resources=needs, ordered=stateful and not scales, deadline=deadline
+        )
+        with self.engine.lock:
+            id = next(self._service_ids)
+            self.services[id] = pool
+            started = [pool.start() for _ in range(min(warmup, size))]
+        self.engine.wait([actor.ready for actor in started])
+        error = first_error(started)
+        if error is not None:
+            self.close_service(id)
+            raise error
+        return id, name
+
+    def close_service(self, id: int) -> None:
+        """End a service's workers."""
+        with self.engine.lock:
+            self.services[id].close(EngineClosed(f"service {self.services[id].name!r} was closed"))
+
+    def submit(self, service: int, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Future[Any]:
+        """Call a method of a service."""
+        self.check_open()
+        pool = self.services[service]
+        future: Future[Any] = Future(self, method, pool.deadline)
+        needs: list[EngineFuture[Any]] = []
+        for arg in itertools.chain(args, kwargs.values()) if kwargs else args:
+            if isinstance(arg, (ObjectRef, Future)):
+                args = [self._as_ref(arg, future, needs) for arg in args]
+                kwargs = {key: self._as_ref(arg, future, needs) for key, arg in kwargs.items()}
+                break
+        future.pool = pool
+        message = self.engine.message(method, args, kwargs)
+        with self.engine.lock:
+            pool.submit(message, future, needs)
+        self.engine.flush()
+        return future
+
+    def _as_ref(self, arg: Any, future: Future[Any], needs: list[EngineFuture[Any]]) -> Any:
+        """Turn an object or future among the arguments into a stored reference, which arrives as its value."""
+        if isinstance(arg, ObjectRef):
+            stored = self.object(arg)
+            if stored.patches:
+                raise ConfigError(
+                    f"{arg!r} has {len(stored.patches)} patches, so it cannot arrive as a value: pass it inside a container "
+                    "and read it there with get_object(ref, deserializer=...)"
+                )
+            return stored.base
+        if not isinstance(arg, Future):
+            return arg
+        if arg.hub is not self:
+            raise ForeignReference(f"{arg!r} belongs to the Runner {arg.hub.name!r}, not to {self.name!r}")
+        with self.engine.lock:
+            ref = self.engine.store(None)
+        needs.append(arg)
+        arg.add_done_callback(lambda done: self._fill(ref, done, future))
+        return ref
+
+    def _fill(self, ref: Ref, done: EngineFuture[Any], future: Future[Any]) -> None:
+        """A future that a call needs is done: store its result for it, or fail the call too."""
+        error = done.exception()
+        with self.engine.lock:
+            if error is not None:
+                future.fail(error)
+            else:
+                self.engine.fill(ref, done.payload() or _codec.encode(done.result()))
+            for pool in self.services.values():
+                pool.feed()
+
+    # Waiting.
+
+    def wait(
+        self, futures: Sequence[Future[Any]], count: int | None, timeout: float | None
+    ) -> tuple[list[Future[Any]], list[Future[Any]]]:
+        """Block until `count` (default: all) are done; return the done and the others."""
+        self.check_futures(futures)
+        try:
+            self._block(futures, Tally(futures, count), timeout)
+        except WaitTimeout:
+            pass
+        return [f for f in futures if f.done()], [f for f in futures if not f.done()]
+
+    def wait_for(self, futures: Sequence[Future[Any]], timeout: float | None) -> None:
+        """Block until all are done, or raise WaitTimeout."""
+        self._block(futures, Tally(futures), timeout)
+
+    def get(self, futures: Future[Any] | Sequence[Future[Any]], timeout: float | None) -> Any:
+        """Return the result of one, or of each in order; the first failure is raised as soon as it is known."""
+        if isinstance(futures, Future):
+            self.check_futures([futures])
+            return futures.get(timeout)
+        self.check_futures(futures)
+        tally = Tally(futures, or_failure=True)
+        self._block(futures, tally, timeout)
+        return tally.results()
+
+    def _block(self, futures: Sequence[Future[Any]], tally: Tally, timeout: float | None) -> None:
+        if tally.ready():
+            return
+        caller = self.engine.running()
+        if caller is not None:
+            self._park(caller, futures, tally)
+        try:
+            self.engine.flush()
+            self.engine.block(tally.ready, timeout)
+        finally:
+            if caller is not None:
+                self.waiting.pop(caller, None)
+
+    def _park(self, actor: CoreActor, futures: Sequence[Future[Any]], tally: Tally) -> None:
+        """Note that a worker waits, so that others are started for what it waits for. Called without the lock."""
+        with self.engine.lock:
+            if tally.needs_all:
+                self._check_deadlock(actor, futures)
+            self.waiting[actor] = list(futures) if tally.needs_all else []
+            for pool in self.services.values():
+                pool.feed()
+
+    def _check_deadlock(self, actor: CoreActor, futures: Sequence[Future[Any]]) -> None:
+        """Raise if one of the futures can only be done after `actor` has returned from waiting for it."""
+        seen: set[CoreActor] = set()
+        left = list(futures)
+        while left:
+            future = left.pop()
+            where = None if future.done() else self._runs_on(future)
+            if where is actor:
+                raise DeadlockError(
+                    f"{actor.name} would wait for {future.method!r}, which can only run on {actor.name} itself, after this call"
+                )
+            if where is not None and where not in seen:
+                seen.add(where)
+                left.extend(self.waiting.get(where, ()))
+
+    def _runs_on(self, future: Future[Any]) -> CoreActor | None:
+        """The one worker that can run it: where it was sent, or the only one of its service. None if any will do."""
+        actor = future.actor
+        if isinstance(actor, CoreActor):
+            running = next(iter(actor.calls.values()), (None,))[0]
+            # What has not begun comes back from a worker that waits, if its service has others.
+            return actor if future is running or not actor.hands_back else None
+        pool = future.pool
+        return pool.members[0] if pool is not None and pool.ordered and pool.members else None
+
+    # Objects.
+
+    def put(self, value: Any) -> Ref:
+        """Store a value."""
+        self.check_open()
+        return self.engine.put(value)
+
+    def put_object(self, ref: Ref) -> ObjectRef:
+        """Make an object of a stored value."""
+        with self.engine.lock:
+            self.check_open()
+            object = ObjectRef(self.table, self.table.new(self._free_object))
+            self.objects[object.id] = StoredObject(ref)
+            return object
+
+    def _free_object(self, id: int) -> None:
+        self.objects.pop(id, None)
+
+    def object(self, ref: ObjectRef) -> StoredObject:
+        """Return what the reference names, or raise."""
+        if not isinstance(ref, ObjectRef):
+            raise ConfigError(f"an object is named by what put_object returned, not by {ref!r}")
+        stored = self.objects.get(ref.id) if ref._table is self.table else None
+        if stored is None:
+            self.check_open()
+            if ref._table is self.table and not any(ref.id in hub.objects for hub in _hubs.values()):
+                raise ObjectFreed(f"{ref!r} has been freed")
+            raise ForeignReference(f"{ref!r} belongs to another Runner, not to {self.name!r}")
+        return stored
+
+    def read(self, ref: ObjectRef, deserializer: Deserializer | None) -> Any:
+        """Return the latest state of an object."""
+        with self.engine.lock:
+            stored = self.object(ref)
+            if deserializer is None and not stored.patches:
+                base = stored.base
+            else:
+                base = None
+                known = self.table.cache.setdefault(ref.id, Known())
+                known.learn(stored.since(known.epoch, len(known.patches)))
+        return base.get() if base is not None else fold(ref, known, deserializer)
+
+    def update(self, ref: ObjectRef, value: Ref) -> ObjectRef:
+        """Replace an object."""
+        with self.engine.lock:
+            stored = self.object(ref)
+            stored.replace(value, len(stored.patches))
+        return ref
+
+    def patch(self, ref: ObjectRef, patch: Ref) -> ObjectRef:
+        """Append to an object."""
+        with self.engine.lock:
+            self.object(ref).patches.append(patch)
+        return ref
+
+    def compact(self, ref: ObjectRef, deserializer: Deserializer) -> ObjectRef:
+        """Fold an object's patches into its base."""
+        with self.engine.lock:
+            num_folded = len(self.object(ref).patches)
+            value = self.read(ref, deserializer)
+        base = self.engine.put(value)
+        with self.engine.lock:
+            self.object(ref).replace(base, num_folded)
+        return ref
+
+    # Checks and the end.
+
+    def check_open(self) -> None:
+        """Raise if the run is over."""
+        if self.closed:
+            raise EngineClosed(f"the Runner {self.name!r} is closed")
+
+    def check_futures(self, futures: Sequence[Future[Any]]) -> None:
+        """Raise if one of these is no future of this run."""
+        for future in futures:
+            if not isinstance(future, Future):
+                raise ConfigError(f"expected a future, which calling a service gives, not {future!r}")
+            if future.hub is not self:
+                raise ForeignReference(f"{future!r} belongs to the Runner {future.hub.name!r}, not to {self.name!r}")
+
+    def close(self) -> None:
+        """End the services and, if it was made for this run, the engine."""
+        if self.closed:
+            return
+        self.closed = True
+        with self.engine.lock:
+            error = EngineClosed(f"the Runner {self.name!r} was closed")
+            for pool in self.services.values():
+                if self._owns_engine:
+                    pool.broken = error
+                    pool._fail_queued(error)
+                else:
+                    pool.close(error)
+        if self._owns_engine:
+            self.engine.close()
+        self.objects.clear()
+        self.futures.clear()
+        _hubs.pop(self.run, None)
+
+
+class Tally:
+    """Counts how many of some futures are done."""
+
+    def __init__(self, futures: Sequence[Future[Any]], count: int | None = None, or_failure: bool = False) -> None:
+        wanted = len(futures) if count is None else count
+        if not 0 <= wanted <= len(futures):
+            raise ConfigError(f"count must be between 0 and the {len(futures)} futures given, not {count!r}")
+        self._futures = futures
+        self._left = wanted
+        self._or_failure = or_failure
+        self._failed = False
+        self.needs_all = wanted == len(futures)
+        for future in futures:
+            if future._state == 0:
+                future.add_done_callback(self._one)
+            else:
+                self._one(future)
+
+    def _one(self, future: EngineFuture[Any]) -> None:
+        self._left -= 1
+        if self._or_failure and future._state == 3:
+            self._failed = True
+
+    def ready(self) -> bool:
+        return self._left <= 0 or self._failed
+
+    def results(self) -> list[Any]:
+        """Return the results in order, or raise the first failure there is."""
+        if self._failed:
+            for future in self._futures:
+                if future._state == 3:
+                    raise future._failure()
+        return [future.result() for future in self._futures]
+
+
+# What workers ask for: (run, verb, arguments).
+
+
+def answer(actor: Actor, request: tuple[str, str, tuple[Any, ...]]) -> Any:
+    """Answer a worker. Called with the engine's lock; a future is answered when it is done."""
+    run, verb, args = request
+    assert isinstance(actor, CoreActor)
+    hub = next((hub for hub in _hubs.values() if actor in hub.pools), None)
+    if hub is None:
+        raise EngineClosed("the run that this worker belonged to is closed")
+    if run and run != hub.run:
+        raise ForeignReference(f"a worker of the Runner {hub.name!r} cannot use the Runner of {run!r}")
+    return _VERBS[verb](hub, actor, *args)
+
+
+def _await(hub: Hub, actor: CoreActor, futures: list[Future[Any]], count: int | None, timeout: float | None, finish: Callable[[Tally], Any], or_failure: bool) -> Any:
+    """Give a promise that is kept with `finish(tally)` when so many futures are done or the time is up."""
+    hub.check_futures(futures)
+    tally = Tally(futures, count, or_failure)
+    if tally.ready():
+        return finish(tally)
+    promise = hub.engine.promise()
+    hub._park(actor, futures, tally)
+
+    def settle() -> None:
+        if promise.done():
+            return
+        hub.waiting.pop(actor, None)
+        try:
+            promise.fulfil(finish(tally))
+        except Exception as error:
+            promise.fail(error)
+        hub.engine.reactor.changed()
+
+    for future in futures:
+        future.add_done_callback(lambda _: settle() if tally.ready() else None)
+    if timeout is not None:
+        hub.engine.reactor.at(hub.engine.clock() + timeout, settle)
+    return promise
+
+
+def _get(hub: Hub, actor: CoreActor, futures: list[Future[Any]], timeout: float | None) -> Any:
+    def finish(tally: Tally) -> list[Any]:
+        if not tally.ready():
+            raise WaitTimeout(f"the futures are not done after {timeout:g} s; still going on")
+        return tally.results()
+
+    return _await(hub, actor, futures, None, timeout, finish, or_failure=True)
+
+
+def _wait(hub: Hub, actor: CoreActor, futures: list[Future[Any]], count: int | None, timeout: float | None) -> Any:
+    def finish(_: Tally) -> list[bool]:
+        return [future.done() for future in futures]
+
+    if timeout == 0:
+        return finish(Tally(futures, count))
+    return _await(hub, actor, futures, count, timeout, finish, or_failure=False)
+
+
+def _read(hub: Hub, actor: CoreActor, ref: ObjectRef, epoch: int, num_patches: int) -> Any:
+    news = hub.object(ref).since(epoch, num_patches)
+    hub.engine.supply(actor, ([news[1]] if news[1] is not None else []) + news[2])
+    return news
+
+
+def _compacted(hub: Hub, actor: CoreActor, ref: ObjectRef, epoch: int, num_folded: int, base: Ref) -> bool:
+    stored = hub.object(ref)
+    if stored.epoch != epoch:
+        return False
+    stored.replace(base, num_folded)
+    return True
+
+
+_VERBS: dict[str, Callable[..., Any]] = {
+    "submit": lambda hub, actor, *call: [hub.submit(*call)],
+    "get": _get,
+    "wait": _wait,
+    "cancel": lambda hub, actor, future: future.cancel(),
+    "object": lambda hub, actor, ref: hub.put_object(ref),
+    "read": _read,
+    "update": lambda hub, actor, ref, value: hub.update(ref, value),
+    "patch": lambda hub, actor, ref, patch: hub.patch(ref, patch),
+    "compacted": _compacted,
+}

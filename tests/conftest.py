@@ -1,0 +1,83 @@
+"""A watch on every test: whatever it starts or opens must be gone when it ends."""
+
+import gc
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+GENEROUS = 30.0
+"""Seconds within which anything that should happen does, on however slow a machine."""
+
+
+def eventually(check: Callable[[], object], timeout: float = GENEROUS) -> bool:
+    """Wait for something outside this process's control, such as the kernel reaping, to come true."""
+    until = time.monotonic() + timeout
+    while not check():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def _is_rays(process: psutil.Process) -> bool:
+    try:
+        return "ray" in " ".join(process.cmdline())
+    except psutil.Error:
+        return True
+
+
+def _processes() -> set[int]:
+    children = psutil.Process().children(recursive=True)
+    return {child.pid for child in children if child.status() != psutil.STATUS_ZOMBIE and not _is_rays(child)}
+
+
+def _descriptors() -> dict[str, str]:
+    found = {}
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found[fd] = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            pass  # the listing's own
+    return found
+
+
+def _files() -> set[str]:
+    return {f"{folder}/{name}" for folder in (tempfile.gettempdir(), "/dev/shm") for name in os.listdir(folder) if "raceway" in name}
+
+
+def _threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if not thread.name.startswith(("ray", "Thread-ray"))}
+
+
+def uses_ray(request: pytest.FixtureRequest) -> bool:
+    return "ray_session" in request.fixturenames or "ray" in request.node.name
+
+
+@pytest.fixture(autouse=True)
+def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves a process, thread, descriptor, piece of shared memory or temporary file behind."""
+    with_ray = uses_ray(request)
+    before = _processes(), _threads(), _descriptors(), _files()
+    yield
+    gc.collect()
+    assert eventually(lambda: _processes() <= before[0], 10), f"processes left: {_processes() - before[0]}"
+    assert eventually(lambda: _files() <= before[3], 10), f"files left: {_files() - before[3]}"
+    if with_ray:
+        return  # a running Ray opens descriptors and starts threads of its own at any time
+    assert eventually(lambda: _threads() <= before[1], 10), f"threads left: {_threads() - before[1]}"
+    left = {fd: name for fd, name in _descriptors().items() if fd not in before[2]}
+    assert not left, f"descriptors left: {left}"
+
+
+@pytest.fixture(scope="session")
+def ray_session() -> Iterator[None]:
+    """One local Ray for all tests that need one."""
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    yield
+    ray.shutdown()

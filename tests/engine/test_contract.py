@@ -1,0 +1,636 @@
+"""The contract of the engines, point by point; the numbers are those of the design's table."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raceway.engine import make_engine
+from raceway.engine._core import EngineCore
+from raceway.engine.base import Restarts
+from raceway.errors import (
+    ActorDied,
+    ActorStartError,
+    ConfigError,
+    DeadlineExceeded,
+    EngineClosed,
+    RemoteError,
+    ResourceError,
+    RestartsExhausted,
+    SerializationError,
+    WaitTimeout,
+)
+from tests.conftest import GENEROUS, eventually
+from tests.engine.actors import BadStart, Box, Faulty, Lives
+from tests.engine.conftest import ALL, LOCAL, REMOTE, engines
+
+# 1 and 2: order within an actor, parallelism between actors.
+
+
+def test_calls_run_in_the_order_sent(engine: EngineCore) -> None:
+    box = engine.spawn(Box)
+    lengths = [box.call("add", number) for number in range(200)]
+    assert [length.result(GENEROUS) for length in lengths] == list(range(1, 201))
+    assert box.call("all").result(GENEROUS) == list(range(200))
+
+
+def test_calls_keep_their_order_whatever_they_carry(engine: EngineCore) -> None:
+    box = engine.spawn(Box)
+    sent = [np.full(size, place) for place, size in enumerate([1, 200_000, 3, 50_000, 2, 400_000] * 3)]
+    for array in sent:
+        box.call("add", array)
+    got = box.call("all").result(GENEROUS)
+    assert [int(array[0]) for array in got] == list(range(len(sent)))
+
+
+@engines(*REMOTE)
+def test_different_actors_run_at_the_same_time(engine: EngineCore, tmp_path: Path) -> None:
+    # Each waits for a sign of the other's, so one after the other would never end.
+    def meet(mine: str, other: str) -> bool:
+        import os
+        import time
+
+        open(mine, "w").close()
+        until = time.monotonic() + 30
+        while not os.path.exists(other) and time.monotonic() < until:
+            time.sleep(0.01)
+        return os.path.exists(other)
+
+    paths = [str(tmp_path / "a"), str(tmp_path / "b")]
+    actors = [engine.spawn(lambda: meet) for _ in paths]
+    calls = [engine.call(actor, "__call__", *names) for actor, names in zip(actors, (paths, paths[::-1]), strict=True)]
+    assert [call.result(GENEROUS) for call in calls] == [True, True]
+
+
+# 3: one blocking wait.
+
+
+def test_wait_covers_calls_and_promises(engine: EngineCore) -> None:
+    box = engine.spawn(Box)
+    promise = engine.promise()
+    call = box.call("echo", 1)
+    done, pending = engine.wait([call, promise], count=1, timeout=GENEROUS)
+    assert done == [call]
+    assert pending == [promise]
+    threading.Timer(0.05, lambda: engine.keep(promise, "kept")).start()
+    done, pending = engine.wait([call, promise], timeout=GENEROUS)
+    assert (done, pending) == ([call, promise], [])
+    assert promise.result() == "kept"
+
+
+def test_several_threads_wait_at_once(engine: EngineCore) -> None:
+    promises = [engine.promise() for _ in range(8)]
+    got: list[int] = []
+    threads = [threading.Thread(target=lambda p=p: got.append(p.result(GENEROUS))) for p in promises]
+    for thread in threads:
+        thread.start()
+    for number, promise in enumerate(promises):
+        engine.keep(promise, number)
+    for thread in threads:
+        thread.join(GENEROUS)
+    assert sorted(got) == list(range(8))
+
+
+@engines(*REMOTE)
+def test_waiting_burns_no_time(engine: EngineCore) -> None:
+    box = engine.spawn(Box)
+    box.call("echo", 1).result(GENEROUS)
+    begin = time.process_time()
+    box.call("sleep", 2.0).result(GENEROUS)
+    assert time.process_time() - begin < 1.0  # a driver that spins or polls takes about 2; Ray's own threads take some
+
+
+@engines(*REMOTE)
+def test_a_timeout_leaves_the_call_alone(engine: EngineCore) -> None:
+    box = engine.spawn(Box)
+    call = box.call("sleep", 0.5)
+    with pytest.raises(WaitTimeout):
+        call.result(0.05)
+    with pytest.raises(TimeoutError):
+        call.result(0.05)
+    assert call.result(GENEROUS) == "slept"
+
+
+@engines(*REMOTE)
+def test_results_come_in_while_the_driver_computes(engine: EngineCore) -> None:
+    box = engine.spawn(Box)
+    call = box.call("echo", 1)
+    assert eventually(call.done)  # without ever waiting in the engine
+
+
+# 4: errors.
+
+
+def test_an_exception_keeps_its_type_and_traceback(engine: EngineCore) -> None:
+    faulty = engine.spawn(Faulty, name="faulty")
+    with pytest.raises(ValueError, match="deep inside") as caught:
+        faulty.call("raises_deep").result(GENEROUS)
+    remote = caught.value.__cause__
+    assert isinstance(remote, RemoteError)
+    assert (remote.actor, remote.method, remote.kind) == ("faulty", "raises_deep", "ValueError")
+    assert "in inner" in remote.traceback
+    assert "_core.py" not in remote.traceback, "the engine's own frames"
+    assert faulty.call("echo", 1).result(GENEROUS) == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        ("raises_unpicklable", "Unpicklable"),
+        ("raises_unloadable", "Unloadable"),
+        ("raises_unshowable", "Unshowable"),
+        ("sys_exit", "SystemExit"),
+    ],
+)
+def test_an_exception_that_cannot_travel_is_told_of(engine: EngineCore, method: str, kind: str) -> None:
+    faulty = engine.spawn(Faulty)
+    with pytest.raises(RemoteError) as caught:
+        faulty.call(method).result(GENEROUS)
+    assert caught.value.kind == kind
+    assert method in caught.value.traceback
+    assert faulty.call("echo", 1).result(GENEROUS) == 1, "the actor lives on"
+
+
+def test_an_unpicklable_result_names_the_attribute(engine: EngineCore) -> None:
+    faulty = engine.spawn(Faulty)
+    with pytest.raises(SerializationError, match=r"\['model'\]\.lock.*lock"):
+        faulty.call("returns_unpicklable").result(GENEROUS)
+
+
+def test_an_unpicklable_argument_names_the_attribute(engine: EngineCore) -> None:
+    box = engine.spawn(Box)
+    with pytest.raises(SerializationError, match=r"\['inside'\]\[1\].*lock"):
+        box.call("echo", {"inside": [1, threading.Lock()]})
+    assert box.call("echo", 1).result(GENEROUS) == 1
+
+
+def test_a_constructor_that_raises(engine: EngineCore) -> None:
+    bad = engine.spawn(BadStart, ("raise",), name="bad")
+    with pytest.raises(ActorStartError, match=r"bad could not start.*the constructor failed") as caught:
+        bad.call("anything").result(GENEROUS)
+    assert isinstance(caught.value.__cause__, ValueError)
+    with pytest.raises(ActorStartError):
+        bad.ready.result(GENEROUS)
+
+
+def test_an_unknown_method(engine: EngineCore) -> None:
+    box = engine.spawn(Box)
+    with pytest.raises(AttributeError, match="nothing_such"):
+        box.call("nothing_such").result(GENEROUS)
+
+
+# 5 and 6: death and deadlines.
+
+
+@engines(*REMOTE)
+def test_a_dead_actor_fails_its_calls_and_no_others(engine: EngineCore) -> None:
+    victim, bystander = engine.spawn(Faulty), engine.spawn(Box)
+    pid = victim.call("pid").result(GENEROUS)
+    other = bystander.call("sleep", 0.3)
+    outstanding = [victim.call("sleep", 60), victim.call("echo", 1)]
+    os.kill(pid, signal.SIGKILL)
+    for call in outstanding:
+        with pytest.raises(ActorDied):
+            call.result(GENEROUS)
+    assert other.result(GENEROUS) == "slept"
+    assert not victim.alive
+    with pytest.raises(ActorDied):
+        victim.call("echo", 1).result(GENEROUS)
+
+
+@engines(*LOCAL)
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [("kill", "SIGKILL"), ("segfault", "SIGSEGV"), ("os_exit", "exited with status 3")],
+)
+def test_death_is_named(engine: EngineCore, method: str, reason: str) -> None:
+    faulty = engine.spawn(Faulty, name="fragile")
+    with pytest.raises(ActorDied, match=reason) as caught:
+        faulty.call(method).result(GENEROUS)
+    assert "fragile" in str(caught.value)
+
+
+@engines(*LOCAL)
+def test_a_crash_tells_where(engine: EngineCore) -> None:
+    faulty = engine.spawn(Faulty)
+    with pytest.raises(ActorDied, match=r"(?s)Its last output.*in segfault"):
+        faulty.call("segfault").result(GENEROUS)
+
+
+@engines(*REMOTE)
+@pytest.mark.parametrize("hang", [("sleep", 600), ("hold_gil", 600), ("stop",)])
+def test_a_deadline_ends_an_actor_that_hangs(engine: EngineCore, hang: tuple) -> None:
+    faulty = engine.spawn(Faulty)
+    faulty.ready.result(GENEROUS)
+    pid = faulty.call("pid").result(GENEROUS)
+    call = engine.send(faulty, engine.message(hang[0], hang[1:]), timeout=0.5)
+    with pytest.raises(DeadlineExceeded, match=r"ran for more than 0\.5 s"):
+        call.result(GENEROUS)
+    assert eventually(lambda: not _runs(pid))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@engines(*REMOTE)
+def test_a_deadline_counts_from_the_start_of_execution(engine: EngineCore) -> None:
+    box = engine.spawn(Box)
+    box.ready.result(GENEROUS)
+    first = box.call("sleep", 1.2)
+    queued = [engine.send(box, engine.message("sleep", (0.1,)), timeout=1.0) for _ in range(3)]
+    assert first.result(GENEROUS) == "slept"
+    assert [call.result(GENEROUS) for call in queued] == ["slept"] * 3
+
+
+# 7: restarts.
+
+
+@engines(*ALL)
+def test_a_restart_runs_the_constructor_again(engine: EngineCore, tmp_path: Path) -> None:
+    actor = engine.spawn(Lives, (str(tmp_path / "lives"),))
+    assert actor.call("which").result(GENEROUS) == 1
+    engine.kill(actor)
+    with pytest.raises(ActorDied):
+        actor.call("which").result(GENEROUS)
+    engine.restart(actor).result(GENEROUS)
+    assert actor.incarnation == 1
+    assert actor.call("which").result(GENEROUS) == 2
+
+
+@engines(*REMOTE)
+def test_results_of_an_earlier_life_are_discarded(engine: EngineCore) -> None:
+    box = engine.spawn(Box)
+    box.ready.result(GENEROUS)
+    old = box.call("sleep", 0.2)
+    engine.restart(box)
+    with pytest.raises(ActorDied):
+        old.result(GENEROUS)
+    assert box.call("add", 1).result(GENEROUS) == 1
+
+
+@engines(*ALL)
+def test_restarts_have_a_budget(engine: EngineCore, tmp_path: Path) -> None:
+    actor = engine.spawn(Lives, (str(tmp_path / "lives"),), restarts=Restarts(budget=2, backoff=0.01))
+    for _ in range(2):
+        engine.restart(actor).result(GENEROUS)
+    with pytest.raises(RestartsExhausted, match="2 times within 60 s"):
+        engine.restart(actor)
+
+
+def test_restarts_back_off() -> None:
+    now = [100.0]
+    with make_engine("inline", clock=lambda: now[0]) as engine:
+        box = engine.spawn(Box, restarts=Restarts(budget=9, backoff=1.0, backoff_most=3.0))
+        waits = []
+        for _ in range(5):
+            ready = engine.restart(box)
+            begin = now[0]
+            while not ready.done():
+                now[0] += 0.25
+                engine.wait([engine.promise()], timeout=0.0)
+                engine.wait([ready], timeout=0.001)
+            waits.append(now[0] - begin)
+        assert waits == [0, 1, 2, 3, 3]
+
+
+# 8: nothing is left (the leak fixture watches all tests; here the driver's violent end).
+
+
+@pytest.mark.parametrize("engine_name", LOCAL)
+@pytest.mark.parametrize("busy", ["idle", "sleep", "hold_gil", "stop", "starting"])
+def test_nothing_outlives_a_killed_driver(engine_name: str, busy: str, tmp_path: Path) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(
+        f"""
+import os, sys, time
+import numpy as np
+from raceway.engine import make_engine
+from tests.engine.actors import Faulty
+engine = make_engine("process", portable={engine_name == "portable"})
+actors = [engine.spawn(Faulty) for _ in range(4)]
+if {busy!r} != "starting":
+    pids = [actor.call("pid").result() for actor in actors]
+    stored = engine.put(np.zeros(1_000_000))
+    for actor in actors:
+        actor.call("echo", stored).result()
+        if {busy!r} != "idle":
+            actor.call({busy!r}, *([600] if {busy!r} != "stop" else []))
+    print(engine._launcher.pid, *pids, flush=True)
+else:
+    print(engine._launcher.pid, flush=True)
+time.sleep(600)
+"""
+    )
+    driver = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": _root()}
+    )
+    assert driver.stdout is not None
+    pids = [int(pid) for pid in driver.stdout.readline().split()]
+    group = pids[0]
+    driver.kill()
+    driver.wait()
+    driver.stdout.close()
+    assert eventually(lambda: not any(_runs(pid) for pid in pids)), "workers outlived their driver"
+    assert eventually(lambda: not _group_members(group)), "processes of the launcher's group are left"
+
+
+def _group_members(group: int) -> list[int]:
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat") as file:
+                    fields = file.read().rsplit(")", 1)[1].split()
+            except OSError:
+                continue
+            if int(fields[2]) == group and fields[0] != "Z":
+                found.append(int(name))
+    return found
+
+
+def _root() -> str:
+    return str(Path(__file__).parents[2])
+
+
+@engines(*ALL)
+def test_close_fails_what_is_out(engine: EngineCore) -> None:
+    box = engine.spawn(Box)
+    box.call("echo", 1).result(GENEROUS)
+    promise = engine.promise()
+    call = box.call("sleep", 600) if engine.name != "inline" else None
+    engine.close()
+    if call is not None:
+        with pytest.raises(EngineClosed):
+            call.result(GENEROUS)
+    with pytest.raises(EngineClosed):
+        engine.spawn(Box)
+    with pytest.raises(EngineClosed):
+        engine.put(1)
+    engine.close()
+    assert not promise.done()
+
+
+# 9: Ctrl-C.
+
+
+@pytest.mark.parametrize("engine_name", ["inline", "process", "ray"])
+def test_interrupt_goes_to_the_driver_alone(engine_name: str, tmp_path: Path) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(
+        f"""
+import sys
+from raceway.engine import make_engine
+from tests.engine.actors import Box
+try:
+    with make_engine({engine_name!r}) as engine:
+        actors = [engine.spawn(Box) for _ in range(2)]
+        [actor.call("echo", 1).result() for actor in actors]
+        calls = [actor.call("sleep", 600) for actor in actors] if engine.name != "inline" else [engine.promise()]
+        print("ready", flush=True)
+        if engine.name == "inline":
+            actors[0].call("sleep", 600)
+        engine.wait(calls)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    sys.exit(130)
+"""
+    )
+    driver = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"PYTHONPATH": _root()},
+    )
+    assert driver.stdout is not None
+    assert driver.stdout.readline() == "ready\n"
+    if engine_name == "inline":
+        time.sleep(0.2)
+    os.killpg(driver.pid, signal.SIGINT)  # what a terminal does
+    out, err = driver.communicate(timeout=60)
+    assert out == "interrupted\n"
+    assert driver.returncode == 130
+    assert "Traceback" not in err
+
+
+# 10: threads.
+
+
+@engines(*REMOTE)
+def test_one_compute_thread_a_worker(engine: EngineCore) -> None:
+    box = engine.spawn(Box)
+    assert box.call("threads").result(GENEROUS * 2) == (1, 1)
+
+
+@engines(*REMOTE)
+def test_more_compute_threads_where_asked(engine: EngineCore) -> None:
+    box = engine.spawn(Box, threads=2)
+    assert box.call("threads").result(GENEROUS * 2) == (2, 2)
+
+
+# 11: the script's own functions and modules.
+
+
+@pytest.mark.parametrize("engine_name", ["inline", "process", "portable", "ray"])
+def test_a_script_without_a_main_guard(engine_name: str, tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("def triple(x):\n    return 3 * x\n")
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"""
+from dataclasses import dataclass
+from raceway.engine import make_engine
+
+print("the script runs", flush=True)
+
+@dataclass
+class Point:
+    x: int
+
+def double(x):
+    return 2 * x
+
+class Actor:
+    def work(self, point):
+        from beside import triple
+        return Point(double(triple(point.x)))
+
+name = {engine_name!r}
+with make_engine("process" if name == "portable" else name, **({{"portable": True}} if name == "portable" else {{}})) as engine:
+    actor = engine.spawn(Actor)
+    got = actor.call("work", Point(7)).result()
+    assert type(got) is Point, type(got)
+    print(got)
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd="/",
+        env={key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"PYTHONPATH": _root()},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "the script runs\nPoint(x=42)\n"
+
+
+# 12: values.
+
+
+def test_arguments_and_results_are_values(engine: EngineCore) -> None:
+    box = engine.spawn(Box)
+    mine = {"list": [1, 2], "array": np.arange(100_000)}
+    box.call("add", mine)
+    mine["list"].append(3)
+    mine["array"][:] = -1
+    box.call("add", mine)
+    first, second = box.call("all").result(GENEROUS)
+    assert first["list"] == [1, 2]
+    assert first["array"][5] == 5
+    assert second["array"][5] == -1
+    first["list"].append("mine alone")
+    assert box.call("all").result(GENEROUS)[0]["list"] == [1, 2]
+
+
+def test_a_result_does_not_follow_the_actors_array(engine: EngineCore) -> None:
+    class Writer:
+        def __init__(self) -> None:
+            self.buffer = np.zeros(100_000)
+
+        def step(self, value: float) -> np.ndarray:
+            self.buffer[:] = value
+            return self.buffer
+
+    writer = engine.spawn(Writer)
+    results = [writer.call("step", value).result(GENEROUS) for value in (1.0, 2.0, 3.0)]
+    assert [array.sum() / array.size for array in results] == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("size", [10, 1_000_000])
+def test_arrays_arrive_read_only(engine: EngineCore, size: int) -> None:
+    box = engine.spawn(Box)
+    array = np.arange(size)
+    assert box.call("describe", array).result(GENEROUS) == ("ndarray", False, False)
+    with pytest.raises(ValueError, match="read-only"):
+        box.call("write_into", array).result(GENEROUS)
+    back = box.call("echo", array).result(GENEROUS)
+    np.testing.assert_array_equal(back, array)
+    assert not back.flags.writeable
+
+
+@pytest.mark.parametrize("size", [10, 1_000_000])
+def test_tensors_arrive_private(engine: EngineCore, size: int) -> None:
+    import torch
+
+    box = engine.spawn(Box)
+    tensor = torch.arange(size, dtype=torch.float32)
+    back = box.call("scale_tensor", tensor).result(GENEROUS * 2)
+    assert torch.equal(back, tensor * 2)
+    assert tensor[3] == 3
+    back[0] = 5  # writable
+    ref = engine.put(tensor)
+    assert torch.equal(box.call("scale_tensor", ref).result(GENEROUS), tensor * 2)
+    assert torch.equal(box.call("scale_tensor", ref).result(GENEROUS), tensor * 2), "each call has its own"
+    assert torch.equal(ref.get(), tensor)
+
+
+def test_put_is_read_by_many(engine: EngineCore) -> None:
+    weights = {"parts": [np.ones(300_000), np.ones((10, 10))]}
+    ref = engine.put(weights)
+    weights["parts"][0][:] = 7
+    boxes = [engine.spawn(Box) for _ in range(3)]
+    assert [box.call("total", ref).result(GENEROUS) for box in boxes] == [300_100.0] * 3
+    assert [box.call("read", {"ref": ref}).result(GENEROUS)["parts"][1].sum() for box in boxes] == [100.0] * 3
+    assert ref.get()["parts"][0].sum() == 300_000
+    assert boxes[0].call("echo", 1, second=ref).result(GENEROUS)[1]["second"]["parts"][1].sum() == 100.0
+
+
+def test_a_message_can_be_sent_to_many(engine: EngineCore) -> None:
+    message = engine.message("add", (np.ones(100_000),))
+    boxes = [engine.spawn(Box) for _ in range(3)]
+    calls = [engine.send(box, message) for box in boxes for _ in range(5)]
+    assert [call.result(GENEROUS) for call in calls] == [1, 2, 3, 4, 5] * 3
+    del message
+    for box in boxes:
+        assert all(array.sum() == 100_000 for array in box.call("all").result(GENEROUS))
+
+
+def test_what_nobody_refers_to_is_freed(engine: EngineCore) -> None:
+    box = engine.spawn(Box)
+    ref = engine.put(np.ones(100_000))
+    box.call("keep_ref", {"ref": ref}).result(GENEROUS)
+    id = ref.id
+    del ref
+    engine.put(0)  # which sweeps
+    assert id in engine._stored, "the actor still holds it"
+    box.call("drop").result(GENEROUS)
+    for _ in range(3):  # the news of it may ride on the next reply
+        box.call("echo", 0).result(GENEROUS)
+    assert eventually(lambda: (engine.put(0), id not in engine._stored)[1])
+
+
+@engines(*REMOTE)
+def test_the_dead_hold_nothing(engine: EngineCore) -> None:
+    box = engine.spawn(Box)
+    ref = engine.put(np.ones(100_000))
+    box.call("keep_ref", {"ref": ref}).result(GENEROUS)
+    id = ref.id
+    del ref
+    engine.kill(box)
+    engine.put(0)
+    assert id not in engine._stored
+
+
+# 13: resources.
+
+
+@engines(*REMOTE)
+def test_more_actors_than_cores(engine: EngineCore) -> None:
+    boxes = [engine.spawn(Box) for _ in range(32)]
+    assert sorted(box.call("echo", number).result(4 * GENEROUS) for number, box in enumerate(boxes)) == list(range(32))
+
+
+def test_fractions_of_cores(engine: EngineCore) -> None:
+    box = engine.spawn(Box, resources={"cpus": 0.5})
+    assert box.call("echo", 1).result(GENEROUS) == 1
+
+
+@engines(*REMOTE)
+def test_resources_that_are_not_there(engine: EngineCore) -> None:
+    with pytest.raises(ResourceError, match="gpus"):
+        engine.spawn(Box, resources={"gpus": 64})
+    with pytest.raises(ResourceError, match="unobtainium"):
+        engine.spawn(Box, resources={"unobtainium": 1})
+
+
+@pytest.mark.parametrize("bad", [{"cpus": -1}, {"cpus": "two"}, {"gpus": float("nan")}])
+def test_bad_resources(engine: EngineCore, bad: dict) -> None:
+    with pytest.raises(ConfigError, match="resources"):
+        engine.spawn(Box, resources=bad)
+
+
+def test_bad_names_of_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'process'"):
+        make_engine("proces")
+    monkeypatch.setenv("RACEWAY_ENGINE", "rey")
+    with pytest.raises(ConfigError, match=r"Did you mean 'ray'.*RACEWAY_ENGINE"):
+        make_engine()
+    with pytest.raises(ConfigError, match="shared_memry"):
+        make_engine("process", shared_memry=1)
+
+
+def test_an_actor_of_another_engine_is_refused(engine: EngineCore) -> None:
+    with make_engine("inline") as other, pytest.raises(ConfigError, match="no actor of this engine"):
+        engine.call(other.spawn(Box), "echo", 1)
