@@ -218,6 +218,7 @@ class EngineCore:
 
     def message(self, method: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Message:
         """Encode a call."""
+        self._check_open()
         refs: list[Ref] = []
         kwargs = kwargs or {}
         for arg in itertools.chain(args, kwargs.values()) if kwargs else args:

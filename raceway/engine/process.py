@@ -206,13 +206,12 @@ class ProcessEngine(EngineCore):
         self.reactor.unwatch(self._line.fileno())
         self._line.close()
         self._launcher.wait()
-        self._leaving.clear()
-        if self.closed:
-            return
         for actor in list(self._workers.values()):
             self._lost(actor, ActorDied(f"{actor.name} died with the launcher of its engine", actor.name))
-            self._places.append(actor.place)
-        self._start_launcher()
+        self._places.extend(self._leaving)  # it was their parent: they are gone too
+        self._leaving.clear()
+        if not self.closed:
+            self._start_launcher()
 
     # Starting and ending a worker.
 

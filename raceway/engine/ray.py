@@ -54,9 +54,11 @@ from raceway.errors import (
 )
 
 try:
-    import ray
+    import ray as _ray
 except ImportError:
-    ray = None  # type: ignore[assignment]
+    _ray = None  # type: ignore[assignment]
+
+ray: Any = _ray  # its own types cover too little
 
 _log = logging.getLogger(__name__)
 _INLINE_BYTES = 100 * 1024  # Ray sends values up to this size inside a call, larger ones through its object store
@@ -136,7 +138,7 @@ class RayEngine(EngineCore):
 
     def _start_ray(self, address: str, options: dict[str, Any]) -> None:
         """Start or join Ray. Its processes block SIGINT by themselves, so Ctrl-C reaches the driver alone."""
-        options = {"address": address, "log_to_driver": True, "configure_logging": False} | options
+        options = {"address": address, "log_to_driver": True, "logging_level": logging.WARNING} | options
         environ = {}
         if self._is_local:
             options.setdefault("include_dashboard", False)
@@ -190,13 +192,15 @@ class RayEngine(EngineCore):
         custom = dict(needs.custom or {})
         for name in {"CPU", "GPU"} & custom.keys():
             raise ConfigError(f"in resources= Ray's {name!r} is called {name.lower() + 's'!r}")
-        asked = _asked(needs)
+        asked = _wanted(needs)
         if not asked:
             return
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         if not any(all(node.get(name, 0) >= amount for name, amount in asked.items()) for node in nodes):
             has = "; ".join(_shown({name: node.get(name, 0) for name in asked}) for node in nodes)
-            raise ResourceError(f"{_shown(asked)} were asked for, and no node of the Ray cluster has that. They have: {has}")
+            raise ResourceError(
+                f"{_shown(asked)} were asked for, and no node of the Ray cluster has that. They have: {has}"
+            )
 
     def _new_actor(self, *parts: Any) -> RayActor:
         return RayActor(self, *parts)
@@ -249,27 +253,28 @@ class RayEngine(EngineCore):
         if actor is None or actor.ready.done():
             return
         text = f"{actor.name} was not ready after {actor.start_timeout:g} s (start_timeout)"
-        asked = _asked(actor.resources)
+        asked = _wanted(actor.resources)
         if actor.pid is not None:
             text += f": its constructor was still running (pid {actor.pid} on node {actor.node})"
         elif asked:
             free = ray.available_resources()
-            text += f": it asked for {_shown(asked)}, and the cluster has {_shown({n: free.get(n, 0) for n in asked})} free"
+            text += (
+                f": it asked for {_shown(asked)}, and the cluster has {_shown({n: free.get(n, 0) for n in asked})} free"
+            )
         else:
             text += ": Ray had not started its process"
         self._lost(actor, ActorStartError(text, actor.name))
 
     def _ended(self, key: int, future: Any) -> None:
-        """The mailbox has seen an actor die. If calls are out they will tell, after the results that still come."""
+        """Note what the mailbox saw. If calls are out they will tell, after the results that still come."""
         actor = self._living.get(key)
         if actor is not None and not actor.out and future.exception() is None:
-            self._died(actor, future.result())
+            self._died(actor, *future.result())
 
-    def _died(self, actor: RayActor, error: BaseException) -> None:
+    def _died(self, actor: RayActor, why: str, is_gone: bool) -> None:
         kind, when = (ActorDied, "") if actor.ready.done() else (ActorStartError, " before it was ready")
-        failure = kind(f"{actor.name} (pid {actor.pid}) died{when}. {_reason(error)}", actor.name)
-        failure.__cause__ = error
-        if isinstance(error, ray.exceptions.ActorDiedError):
+        failure = kind(f"{actor.name} (pid {actor.pid}) died{when}. {_reason(why)}", actor.name)
+        if is_gone:
             actor.pid = None  # there is no process left to kill
         self._lost(actor, failure)
 
@@ -339,7 +344,7 @@ class RayEngine(EngineCore):
             self._handles.sent(actor, [handle.id for handle in handles])
 
     def _replied(self, actor: RayActor, key: int, id: int, future: Any) -> None:
-        """Take in replies in the order of their calls: Ray may tell of a large one later than of the small one after it."""
+        """Take in replies in the order of their calls: Ray may tell of a small one before the large one before it."""
         actor.out[id] = future
         while self._living.get(key) is actor and actor.out:
             first = next(iter(actor.out))
@@ -357,7 +362,7 @@ class RayEngine(EngineCore):
         if error is not None:
             entry = actor.calls.get(id)
             if entry is None or isinstance(error, _fatal()):
-                self._died(actor, error)
+                self._died(actor, str(error), isinstance(error, ray.exceptions.ActorDiedError))
             else:  # Ray lost the result, or could not store it
                 self.finished(actor, id, describe_error(error, actor.name, entry[1].method), True)
             return
@@ -390,8 +395,8 @@ class RayEngine(EngineCore):
             return
         if future.exception() is not None:  # without it nobody can ask: start again with a new one
             self._mailbox = None
-            for actor in list(self._living.values()):
-                self._lost(actor, ActorDied(f"{actor.name} was ended because the mailbox of its engine died", actor.name))
+            for orphan in list(self._living.values()):
+                self._lost(orphan, ActorDied(f"{orphan.name} died with the mailbox of its engine", orphan.name))
             return
         self._when(self._mailbox.take.remote(), self._asked)
         for id, wire in future.result():
@@ -475,13 +480,14 @@ class RayEngine(EngineCore):
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _asked(needs: Resources) -> dict[str, float]:
+def _wanted(needs: Resources) -> dict[str, float]:
     amounts = {"CPU": needs.cpus or 0, "GPU": needs.gpus, **(needs.custom or {})}
     return {name: amount for name, amount in amounts.items() if amount}
 
 
 def _shown(resources: Mapping[str, float]) -> str:
-    return ", ".join(f"{amount:g} {name}" for name, amount in resources.items())
+    ours = {"CPU": "cpus", "GPU": "gpus"}
+    return ", ".join(f"{amount:g} {ours.get(name, name)}" for name, amount in resources.items())
 
 
 def _fatal() -> tuple[type[BaseException], ...]:
@@ -489,10 +495,10 @@ def _fatal() -> tuple[type[BaseException], ...]:
     return errors.RayActorError, errors.NodeDiedError, errors.LocalRayletDiedError, errors.OutOfMemoryError
 
 
-def _reason(error: BaseException) -> str:
-    """What Ray says of a death, without ids and guesses."""
-    text = " ".join(line for line in str(error).splitlines() if not line.startswith("\t"))
-    return text.removeprefix("The actor died unexpectedly before finishing this task. ").split(" Some common causes")[0]
+def _reason(text: str) -> str:
+    """Return what Ray says of a death, without ids and guesses."""
+    told = " ".join(line for line in text.splitlines() if not line.startswith("\t"))
+    return told.removeprefix("The actor died unexpectedly before finishing this task. ").split(" Some common causes")[0]
 
 
 # Wires.
@@ -500,14 +506,19 @@ def _reason(error: BaseException) -> str:
 _HEADER = struct.Struct("<BII")
 
 
-def _pack(payload: Payload, kind: int = _RESULT, numbers: Sequence[int] = ()) -> Wire:
+def _pack(payload: Payload, kind: int = _RESULT, numbers: Sequence[int] = (), handles: Sequence[int] = ()) -> Wire:
     """Make one value for Ray of a payload and what goes with it."""
-    handles = [handle.id for handle in payload.handles or ()]
-    header = _HEADER.pack(kind, len(numbers), len(handles)) + struct.pack(f"<{len(numbers) + len(handles)}Q", *numbers, *handles)
+    handles = handles or [handle.id for handle in payload.handles or ()]
+    header = _HEADER.pack(kind, len(numbers), len(handles)) + struct.pack(
+        f"<{len(numbers) + len(handles)}Q", *numbers, *handles
+    )
     frame = header + payload.body
     if not payload.buffers:
         return frame
-    return [frame, *(np.frombuffer(part, np.uint8) if isinstance(part, memoryview) else part for part in payload.buffers)]
+    return [
+        frame,
+        *(np.frombuffer(part, np.uint8) if isinstance(part, memoryview) else part for part in payload.buffers),
+    ]
 
 
 def _unpack(wire: Wire) -> tuple[int, tuple[int, ...], tuple[int, ...], Payload]:
@@ -552,30 +563,210 @@ class Host:
         self._target: Any = None
         host.set_host(self)
 
-    def construct(self, wire: Wire) -> Wire:
-        def make(payload: Payload) -> None:
-            factory, args, kwargs = _codec.decode(payload)
-            self._target = factory(*args, **kwargs)
-
-        return self._run(make, "__init__", self._open(wire)[2])
-
-    def invoke(self, wire: Wire, *stored: Wire) -> Wire:
-        _, refs, payload = self._open(wire)
-        values = {id: self._open(value)[2] for id, value in zip(refs, stored, strict=True)}
-        method = "?"
-
-        def call(payload: Payload) -> Any:
-            nonlocal method
-            decoded = _codec.decode(payload)
-            method = decoded[0]
-            return run_call(self._target, decoded, lambda id: _codec.decode(values[id]))
-
+    def run(self, making: bool, wire: Wire, *stored: Wire) -> Wire:
+        """Make the actor's object, or run one of its calls."""
         start = time.perf_counter_ns()
-        kind = _RESULT
+        kind, method = _RESULT, "__init__" if making else "?"
+        payload = values = call = None
         try:
-            result = _codec.encode(call(payload))
+            _, refs, payload = self._open(wire)
+            values = {id: self._open(value)[2] for id, value in zip(refs, stored, strict=True)}
+            call = _codec.decode(payload)
+            if making:
+                self._target = call[0](*call[1], **call[2])
+                result = _codec.encode(None)
+            else:
+                method = call[0]
+                result = _codec.encode(run_call(self._target, call, partial(_decode_one, values)))
         except BaseException as error:
-            kind, result = _FAILURE, describe_error(error, self.actor, method, skip=3)
+            kind, result = _FAILURE, describe_error(error, self.actor, method, skip=1 if making else 2)
         micros = (time.perf_counter_ns() - start) // 1000
-        del payload, values
-        return self._reply(kind, micros, result)
+        # The driver takes hold of what the reply refers to before it reads what is released, so let go of it all now.
+        payload = values = call = None
+        handles, result.handles = [handle.id for handle in result.handles or ()], None
+        releases = self._handles.take_releases()
+        for id, _ in releases:
+            self._values.pop(id, None)
+        return _pack(result, kind, [micros, *itertools.chain.from_iterable(releases)], handles)
+
+    def _open(self, wire: Wire) -> tuple[int, tuple[int, ...], Payload]:
+        kind, numbers, handles, payload = _unpack(wire)
+        if handles:
+            payload.handles = self._handles.arrived(handles)
+        return kind, numbers, payload
+
+    def request(self, value: Any, *, parks: bool = False) -> Any:
+        """Ask the driver and wait for its answer."""
+        return _codec.decode(self._ask(_PARKS if parks else _REQUEST, value))
+
+    def put(self, value: Any) -> Ref:
+        """Store a value with the driver, which does not look at it."""
+        return _codec.decode(self._ask(_PUT, value))  # type: ignore[no-any-return]
+
+    def _read(self, id: int) -> Any:
+        """Read a stored value by its reference."""
+        if id not in self._values:
+            self._values[id] = self._open(_fetched(self._ask(_REQUEST, ("fetch", id)).buffers[0]))[2]
+        return _codec.decode(self._values[id])
+
+    def _ask(self, kind: int, value: Any) -> Payload:
+        payload = _codec.encode(value)  # holds the handles in it until the driver does
+        try:
+            wire = ray.get(self._mailbox.ask.remote(_pack(payload, kind, [self._key])))
+        except ray.exceptions.RayActorError:
+            raise EngineClosed("the driver is gone") from None
+        kind, _, answer = self._open(wire)
+        if kind == _FAILURE:
+            raise revive_error(answer)
+        return answer
+
+
+def _decode_one(values: dict[int, Payload], id: int) -> Any:
+    return _codec.decode(values[id])
+
+
+# The classes that Ray is given are local ones: those it sends by value, so that they work in a process that cannot
+# import raceway before they have told it where it is.
+
+
+def _actor_class() -> type:
+    class Shipped(importlib.abc.MetaPathFinder, importlib.abc.ExecutionLoader):
+        """Imports modules that are only on the driver's machine, from the sources it sent."""
+
+        def __init__(self, ref: Any) -> None:
+            self._ref = ref
+            self._sources: dict[str, tuple[str, bool, str]] | None = None
+
+        def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+            if self._sources is None:
+                self._sources = ray.get(self._ref)
+            return importlib.util.spec_from_loader(name, self) if name in self._sources else None
+
+        def get_source(self, name: str) -> str:
+            return self._sources[name][0]  # type: ignore[index]
+
+        def is_package(self, name: str) -> bool:
+            return self._sources[name][1]  # type: ignore[index]
+
+        def get_filename(self, name: str) -> str:
+            return self._sources[name][2]  # type: ignore[index]
+
+    class RacewayActor:
+        def __init__(self, spec: dict[str, Any]) -> None:
+            self._name = spec["name"]
+            os.dup2(2, 1)  # or Ray would print what it prints on the driver's stdout, which is the user's
+            sys.argv[:] = spec["argv"]
+            sys.path.extend(entry for entry in spec["path"] if entry not in sys.path and os.path.exists(entry))
+            if spec["sources"] is not None:
+                sys.meta_path.append(Shipped(spec["sources"][0]))
+            from raceway.engine.ray import Host
+
+            self._host = Host(spec)
+
+        def __repr__(self) -> str:
+            return str(self._name)  # in front of what it prints
+
+        def where(self) -> tuple[int, str]:
+            return os.getpid(), ray.get_runtime_context().get_node_id()
+
+        def construct(self, wire: Any) -> Any:
+            return self._host.run(True, wire)
+
+        def invoke(self, wire: Any, *stored: Any) -> Any:
+            return self._host.run(False, wire, *stored)
+
+        def live(self, never: None) -> None:
+            """Never run; see the mailbox."""
+
+    return RacewayActor
+
+
+def _mailbox_class() -> type:
+    class RacewayMailbox:
+        def __init__(self) -> None:
+            self._asked: list[tuple[int, Any]] = []
+            self._answers: dict[int, asyncio.Future[Any]] = {}
+            self._ids = itertools.count()
+            self._news = asyncio.Event()
+            self._never: Any = None
+
+        async def ask(self, wire: Any) -> Any:
+            """Pass a request on to the driver; return its answer."""
+            id = next(self._ids)
+            self._asked.append((id, wire))
+            self._news.set()
+            self._answers[id] = asyncio.get_running_loop().create_future()
+            return await self._answers[id]
+
+        async def take(self) -> list[tuple[int, Any]]:
+            """Return the requests that have come, once there are any."""
+            await self._news.wait()
+            self._news.clear()
+            asked, self._asked = self._asked, []
+            return asked
+
+        async def deliver(self, id: int, wire: Any) -> None:
+            self._answers.pop(id).set_result(wire)
+
+        async def watch(self, handles: list[Any]) -> Any:
+            """Return why an actor died, when it does: a call that waits for an argument for ever fails only with it."""
+            if self._never is None:
+                self._never = ray.get_runtime_context().current_actor.never.remote()
+            try:
+                await handles[0].live.remote(self._never)
+            except ray.exceptions.RayError as error:
+                return str(error), isinstance(error, ray.exceptions.ActorDiedError)
+            raise AssertionError("never came")
+
+        async def never(self) -> None:
+            await asyncio.Event().wait()
+
+    return RacewayMailbox
+
+
+def collect_sources(path: Sequence[str]) -> dict[str, tuple[str, bool, str]]:
+    """Read the modules in the local folders of a search path: name to source, whether it is a package, and file name.
+
+    Installed packages and the standard library are left out: every node has its own.
+    """
+    sources: dict[str, tuple[str, bool, str]] = {}
+    size = 0
+    for name, file in _local_modules(path):
+        try:
+            with open(file, encoding="utf-8") as opened:
+                source = opened.read()
+        except (OSError, UnicodeDecodeError):
+            continue
+        size += len(source)
+        if len(sources) >= _MOST_FILES or size > _MOST_BYTES:
+            _log.warning(
+                "more than %d files or %d MiB of Python source on the search path: those from %s on are not shipped to "
+                "the cluster. Start the driver in a smaller folder, or install them on its nodes.",
+                _MOST_FILES, _MOST_BYTES >> 20, file,
+            )  # fmt: skip
+            break
+        sources.setdefault(name.removesuffix(".__init__"), (source, name.endswith(".__init__"), file))
+    for name in list(sources):  # folders without an __init__.py are packages too
+        while "." in name:
+            name = name.rpartition(".")[0]
+            sources.setdefault(name, ("", True, f"<package {name}>"))
+    return sources
+
+
+def _local_modules(path: Sequence[str]) -> Iterator[tuple[str, str]]:
+    installed = {os.path.realpath(folder) for folder in sysconfig.get_paths().values()}
+    for root in dict.fromkeys(os.path.realpath(entry) for entry in path):
+        if not os.path.isdir(root) or any(os.path.commonpath([root, folder]) == folder for folder in installed):
+            continue
+        for folder, inner, files in os.walk(root):
+            inner[:] = sorted(
+                name
+                for name in inner
+                if name.isidentifier()
+                and name not in ("node_modules", "__pycache__")
+                and not os.path.exists(os.path.join(folder, name, "pyvenv.cfg"))
+            )
+            package = os.path.relpath(folder, root).replace(os.sep, ".").removeprefix(".")
+            for file in sorted(files):
+                if file.endswith(".py") and file[:-3].isidentifier() and not (file == "__init__.py" and not package):
+                    yield f"{package}.{file[:-3]}".removeprefix("."), os.path.join(folder, file)

@@ -214,7 +214,7 @@ class Hub:
         while left:
             future = left.pop()
             where = None if future.done() else self._runs_on(future)
-            if where is actor:
+            if where is actor or (where is not None and not self.engine.can_begin(where)):
                 raise DeadlockError(
                     f"{actor.name} would wait for {future.method!r}, which can only run on {actor.name} itself, after this call"
                 )

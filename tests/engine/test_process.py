@@ -1,0 +1,328 @@
+"""What the process engine must survive, and what it must not cost."""
+
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raceway.engine.process import ProcessEngine
+from raceway.errors import ActorDied, ActorStartError, DeadlineExceeded, EngineClosed, SharedMemoryError, WaitTimeout
+from tests.conftest import GENEROUS, eventually
+from tests.engine.actors import BadStart, Box, Faulty
+
+MiB = 1 << 20
+
+
+@pytest.fixture
+def engine() -> Iterator[ProcessEngine]:
+    with ProcessEngine() as made:
+        yield made
+
+
+def used(engine: ProcessEngine) -> int:
+    return int(engine._control.used.sum())
+
+
+# Kills.
+
+
+def test_kills_at_random_instants(engine: ProcessEngine) -> None:
+    rng = random.Random(0)
+    box, bystander = engine.spawn(Faulty), engine.spawn(Box)
+    array = np.arange(200_000)
+    box.ready.result(GENEROUS)
+    for _ in range(20):
+        calls = [box.call("echo", array) for _ in range(10)]
+        other = bystander.call("echo", array)
+        pid = box.pid
+        assert pid is not None
+        time.sleep(rng.random() * 0.01)
+        os.kill(pid, signal.SIGKILL)
+        outcomes = [call.exception(GENEROUS) for call in calls]
+        dead_from = next((place for place, error in enumerate(outcomes) if error), len(calls))
+        assert all(isinstance(error, ActorDied) for error in outcomes[dead_from:])
+        assert all(np.array_equal(call.result(), array) for call in calls[:dead_from])
+        np.testing.assert_array_equal(other.result(GENEROUS), array)
+        assert eventually(lambda: not box.alive)
+        box.restarted_at.clear()  # this test is not about the budget
+        engine.restart(box).result(GENEROUS)
+    del calls, other
+    settled = used(engine)
+    for _ in range(20):
+        box.call("echo", array).result(GENEROUS)
+    assert used(engine) <= settled + 4 * MiB, "the slots that the dead had read are used again"
+
+
+def test_kills_during_start(engine: ProcessEngine) -> None:
+    rng = random.Random(1)
+    for _ in range(10):
+        box = engine.spawn(Box)
+        call = box.call("echo", np.ones(100_000))
+        assert eventually(lambda box=box: box.pid is not None or not box.alive)
+        time.sleep(rng.random() * 0.01)
+        if box.pid is not None:
+            os.kill(box.pid, signal.SIGKILL)
+        error = call.exception(GENEROUS)
+        assert error is None or isinstance(error, (ActorDied, ActorStartError))
+
+
+def test_a_constructor_that_dies_is_quoted(engine: ProcessEngine) -> None:
+    bad = engine.spawn(BadStart, ("exit",))
+    with pytest.raises(ActorStartError, match=r"(?s)exited with status 7 before it was ready.*last words"):
+        bad.ready.result(GENEROUS)
+    with pytest.raises(ActorStartError, match="SIGKILL"):
+        engine.spawn(BadStart, ("kill",)).ready.result(GENEROUS)
+    with pytest.raises(ActorStartError, match=r"not ready after 0\.5 s"):
+        engine.spawn(BadStart, ("hang",), start_timeout=0.5).ready.result(GENEROUS)
+
+
+def test_a_worker_stopped_in_the_middle_of_a_message(engine: ProcessEngine) -> None:
+    for size in (300, 20 * MiB):
+        victim, bystander = engine.spawn(Faulty), engine.spawn(Box)
+        victim.ready.result(GENEROUS)
+        calls = [engine.send(victim, engine.message("stop_soon", (size,)), timeout=1.0) for _ in range(50)]
+        assert bystander.call("echo", 1).result(GENEROUS) == 1, "the driver is not held up"
+        assert any(isinstance(call.exception(GENEROUS), DeadlineExceeded) for call in calls)
+
+
+def test_the_launcher_can_die(engine: ProcessEngine) -> None:
+    box = engine.spawn(Box)
+    box.ready.result(GENEROUS)
+    call = box.call("sleep", 600)
+    engine._launcher.kill()
+    with pytest.raises(ActorDied, match="launcher"):
+        call.result(GENEROUS)
+    engine.restart(box).result(GENEROUS)
+    assert box.call("echo", 1).result(GENEROUS) == 1
+
+
+def test_a_forked_child_of_the_driver_keeps_nobody_alive(tmp_path: Path) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(
+        """
+import os, time
+from raceway.engine import make_engine
+from tests.engine.actors import Box
+engine = make_engine("process")
+pid = engine.spawn(Box).call("pid").result()
+if os.fork() == 0:
+    os.close(1)
+    time.sleep(20)
+    os._exit(0)
+print(pid, flush=True)
+time.sleep(600)
+"""
+    )
+    root = str(Path(__file__).parents[2])
+    driver = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": root}, start_new_session=True
+    )
+    assert driver.stdout is not None
+    worker = int(driver.stdout.readline())
+    driver.kill()
+    driver.wait()
+    driver.stdout.close()
+    assert eventually(lambda: not os.path.exists(f"/proc/{worker}"))
+    os.killpg(driver.pid, signal.SIGKILL)
+
+
+class Owner:
+    """An actor with actors of its own."""
+
+    def __init__(self) -> None:
+        self.engine = ProcessEngine()
+        self.box = self.engine.spawn(Box)
+
+    def inner_pid(self) -> int:
+        return self.box.call("pid").result()
+
+
+def test_an_actor_may_own_an_engine(engine: ProcessEngine) -> None:
+    owner = engine.spawn(Owner)
+    inner = owner.call("inner_pid").result(GENEROUS)
+    assert os.path.exists(f"/proc/{inner}")
+    engine.kill(owner)
+    assert eventually(lambda: not os.path.exists(f"/proc/{inner}")), "it dies with its owner"
+
+
+# Amounts.
+
+
+def test_a_large_result(engine: ProcessEngine) -> None:
+    box = engine.spawn(Box)
+    result = box.call("zeros", 500 * MiB).result(GENEROUS)
+    assert result.nbytes == 500 * MiB
+    assert not result[:: 10 * MiB].any()
+
+
+def test_large_values_that_are_no_arrays(engine: ProcessEngine) -> None:
+    box = engine.spawn(Box)
+    for value in (list(range(200_000)), b"x" * (20 * MiB), "y" * MiB):
+        assert box.call("echo", value).result(GENEROUS) == value
+
+
+def test_ten_thousand_calls_in_flight(engine: ProcessEngine) -> None:
+    box = engine.spawn(Box)
+    calls = [box.call("echo", number) for number in range(10_000)]
+    assert [call.result(GENEROUS) for call in calls] == list(range(10_000))
+
+
+def test_ten_thousand_calls_to_a_stopped_worker_do_not_block(engine: ProcessEngine) -> None:
+    faulty = engine.spawn(Faulty)
+    faulty.ready.result(GENEROUS)
+    faulty.call("stop")
+    calls = [faulty.call("echo", "x" * 500) for _ in range(10_000)]
+    assert faulty.pid is not None
+    os.kill(faulty.pid, signal.SIGCONT)
+    assert calls[-1].result(GENEROUS) == "x" * 500
+
+
+def test_many_threads_call_at_once(engine: ProcessEngine) -> None:
+    boxes = [engine.spawn(Box) for _ in range(3)]
+    wrong: list[object] = []
+
+    def work(number: int) -> None:
+        rng = np.random.default_rng(number)
+        for _ in range(50):
+            array = rng.random(int(rng.integers(1, 20_000)))
+            got = boxes[int(rng.integers(3))].call("echo", array).result(GENEROUS)
+            if not np.array_equal(got, array):
+                wrong.append(got)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+# Shared memory.
+
+
+def test_memory_is_used_again(engine: ProcessEngine) -> None:
+    box = engine.spawn(Box)
+    array = np.ones(131_072)
+    for _ in range(10):
+        box.call("echo", array).result(GENEROUS)
+    warm = used(engine)
+    for _ in range(300):
+        box.call("echo", array).result(GENEROUS)
+    assert used(engine) == warm
+
+
+def test_what_is_held_is_not_overwritten(engine: ProcessEngine) -> None:
+    """Slices of slices, reshaped and viewed, keep the memory they look into."""
+    box = engine.spawn(Box)
+    rng = np.random.default_rng(0)
+    held: list[tuple[np.ndarray, np.ndarray]] = []
+    for round in range(200):
+        size = int(rng.integers(5_000, 60_000))
+        got = box.call("echo", {"a": np.full(size, round), "b": np.full(size, -round)}).result(GENEROUS)
+        view = got[rng.choice(["a", "b"])][10:][5:-5].reshape(-1)[::3].view()
+        held.append((view, view.copy()))
+        if len(held) > 20:
+            del held[int(rng.integers(len(held)))]
+        for view, copy in held:
+            np.testing.assert_array_equal(view, copy)
+
+
+def test_an_actor_may_hold_what_it_was_sent(engine: ProcessEngine) -> None:
+    box = engine.spawn(Box)
+    for number in range(30):
+        box.call("add", np.full(20_000, number))
+    for number in range(30):
+        box.call("echo", np.full(20_000, -number)).result(GENEROUS)
+    assert [array[0] for array in box.call("all").result(GENEROUS)] == list(range(30))
+
+
+def test_results_outlive_their_worker_and_their_engine() -> None:
+    with ProcessEngine() as engine:
+        box = engine.spawn(Box)
+        array = box.call("echo", np.arange(100_000)).result(GENEROUS)
+        stored = engine.put(np.arange(100_000)).get()
+        engine.kill(box)
+        np.testing.assert_array_equal(array, np.arange(100_000))
+        engine.restart(box)
+        others = [box.call("echo", np.zeros(100_000)).result(GENEROUS) for _ in range(5)]
+        np.testing.assert_array_equal(array, np.arange(100_000))
+    for left in (array, stored):
+        np.testing.assert_array_equal(left, np.arange(100_000))
+    del array, stored, left, others
+
+
+def test_a_stored_value_is_written_once(engine: ProcessEngine) -> None:
+    boxes = [engine.spawn(Box) for _ in range(8)]
+    for box in boxes:
+        box.call("echo", 1).result(GENEROUS)
+    before = used(engine)
+    ref = engine.put({"parts": [np.ones(10 * MiB // 8)]})
+    for box in boxes:
+        assert box.call("total", ref).result(GENEROUS) == 10 * MiB // 8
+    assert used(engine) - before < 11 * MiB
+
+
+def test_the_budget_is_an_error_before_it_is_a_crash() -> None:
+    with ProcessEngine(shared_memory=16 * MiB) as engine:
+        box = engine.spawn(Box)
+        held = [engine.put(np.zeros(4 * MiB, np.uint8)) for _ in range(3)]
+        with pytest.raises(SharedMemoryError, match=r"budget of 16,777,216.*shared_memory="):
+            engine.put(np.zeros(8 * MiB, np.uint8))
+        with pytest.raises(SharedMemoryError, match="budget"):
+            box.call("zeros", 8 * MiB).result(GENEROUS)
+        with pytest.raises(SharedMemoryError):
+            box.call("echo", np.zeros(8 * MiB, np.uint8))
+        assert box.call("echo", 1).result(GENEROUS) == 1, "nothing else is lost"
+        held.clear()
+        ref = engine.put(np.zeros(8 * MiB, np.uint8))
+        assert ref.get().nbytes == 8 * MiB
+
+
+def test_memory_of_one_size_can_become_another() -> None:
+    with ProcessEngine(shared_memory=32 * MiB) as engine:
+        box = engine.spawn(Box)
+        for size in (1, 3, 7, 2, 12, 5, 1, 12):
+            for _ in range(5):
+                assert box.call("echo", np.zeros(size * MiB // 2, np.uint8)).result(GENEROUS).nbytes == size * MiB // 2
+
+
+@pytest.mark.parametrize("size", ["lots", 0, -1, 1.5])
+def test_a_bad_budget(size: object) -> None:
+    with pytest.raises(ValueError, match="shared_memory"):
+        ProcessEngine(shared_memory=size)  # type: ignore[arg-type]
+
+
+# Output.
+
+
+def test_what_workers_print_is_forwarded(engine: ProcessEngine, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> None:
+    box = engine.spawn(Box, name="speaker")
+    with caplog.at_level(logging.INFO, "raceway.worker"):
+        box.call("say", "good day").result(GENEROUS)
+        assert eventually(lambda: "[speaker] good day" in caplog.text)
+    assert capfd.readouterr().out == ""
+
+
+def test_a_closed_engine_refuses(engine: ProcessEngine) -> None:
+    box = engine.spawn(Box)
+    engine.close()
+    with pytest.raises(EngineClosed):
+        box.call("echo", np.zeros(100_000))
+
+
+def test_waits_can_be_interleaved_with_timeouts(engine: ProcessEngine) -> None:
+    box = engine.spawn(Box)
+    call = box.call("sleep", 0.3)
+    for _ in range(3):
+        with pytest.raises(WaitTimeout):
+            call.result(0.02)
+    assert call.result(GENEROUS) == "slept"
