@@ -1,23 +1,23 @@
 """Every exception that Raceway raises on purpose.
 
-    RacewayError
-    ├── ConfigError (ValueError)         an argument, option or name that cannot be used
-    ├── WaitTimeout (TimeoutError)       the caller's own timeout ran out; the work goes on
-    ├── Cancelled                        the call was cancelled before it started
-    ├── SerializationError (TypeError)   a value cannot travel; names the attribute at fault
-    ├── SharedMemoryError (MemoryError)  the engine's shared-memory budget is used up
-    ├── ResourceError                    more resources asked for than there are
-    ├── EngineClosed                     the engine (or Runner) has been closed
-    ├── ActorError                       an actor, not a call, went wrong
-    │   ├── ActorStartError              its process or its constructor failed
-    │   ├── ActorDied                    it was killed, crashed, or exited
-    │   │   └── DeadlineExceeded         it was killed because a call ran too long
-    │   └── RestartsExhausted            it died more often than its budget allows
-    ├── RemoteError                      a call raised; also the cause of the original where that could travel
-    ├── DeadlockError                    an actor would wait for itself
-    └── UnknownReference                  a reference that this run does not know
-        ├── ForeignReference             it belongs to another Runner
-        └── ObjectFreed                  nobody referred to the object any more
+RacewayError
+├── ConfigError (ValueError)         an argument, option or name that cannot be used
+├── WaitTimeout (TimeoutError)       the caller's own timeout ran out; the work goes on
+├── Cancelled                        the call was cancelled before it started
+├── SerializationError (TypeError)   a value cannot travel; names the attribute at fault
+├── SharedMemoryError (MemoryError)  the engine's shared-memory budget is used up
+├── ResourceError                    more resources asked for than there are
+├── EngineClosed                     the engine (or Runner) has been closed
+├── ActorError                       an actor, not a call, went wrong
+│   ├── ActorStartError              its process or its constructor failed
+│   ├── ActorDied                    it was killed, crashed, or exited
+│   │   └── DeadlineExceeded         it was killed because a call ran too long
+│   └── RestartsExhausted            it died more often than its budget allows
+├── RemoteError                      a call raised; also the cause of the original where that could travel
+├── DeadlockError                    an actor would wait for itself
+└── UnknownReference                  a reference that this run does not know
+    ├── ForeignReference             it belongs to another Runner
+    └── ObjectFreed                  nobody referred to the object any more
 """
 
 from __future__ import annotations

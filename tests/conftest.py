@@ -47,7 +47,12 @@ def _descriptors() -> dict[str, str]:
 
 
 def _files() -> set[str]:
-    return {f"{folder}/{name}" for folder in (tempfile.gettempdir(), "/dev/shm") for name in os.listdir(folder) if "raceway" in name}
+    return {
+        f"{folder}/{name}"
+        for folder in (tempfile.gettempdir(), "/dev/shm")
+        for name in os.listdir(folder)
+        if "raceway" in name
+    }
 
 
 def _threads() -> set[threading.Thread]:

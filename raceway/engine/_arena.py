@@ -1,9 +1,9 @@
 """Shared memory for messages: one growing anonymous file a process, cut into slots that are used again.
 
-The process that owns an `Arena` alone allocates in it; others map it read-only and look (`ArenaView`). A slot goes back
-without a message: for every (reader, slot) there is a count of releases that only the reader writes, when the last array
-that looks into the slot is gone. The owner knows how often it sent the slot and compares when it next needs memory. The
-file has no name anywhere, so nothing is left behind however the processes end.
+The process that owns an `Arena` alone allocates in it; others map it read-only and look (`ArenaView`). A slot goes
+back without a message: for every (reader, slot) there is a count of releases that only the reader writes, when the
+last array that looks into the slot is gone. The owner knows how often it sent the slot and compares when it next
+needs memory. The file has no name anywhere, so nothing is left behind however the processes end.
 
 Written by hand because `multiprocessing.shared_memory` names its segments (a kill leaks them) and makes one for every
 value, which costs more than copying a megabyte.
@@ -201,11 +201,13 @@ class Arena:
             used = int(self._control.used.sum())
             if used + size > self._budget:
                 raise SharedMemoryError(
-                    f"a message needs {size:,} bytes of shared memory, but {used:,} of the budget of {self._budget:,} are "
-                    "in use. Drop results and references that are done with, or raise the engine's shared_memory=."
+                    f"a message needs {size:,} bytes of shared memory, but {used:,} of the budget of {self._budget:,} "
+                    "are in use. Drop results and references that are done with, or raise the engine's shared_memory=."
                 )
         if not self._spare and self._num_slots == NUM_SLOTS:
-            raise SharedMemoryError(f"{NUM_SLOTS:,} messages with arrays are alive at once. Drop results that are done with.")
+            raise SharedMemoryError(
+                f"{NUM_SLOTS:,} messages with arrays are alive at once. Drop results that are done with."
+            )
         offset = self._place(size)
         index = self._spare.pop() if self._spare else self._num_slots
         self._num_slots = max(self._num_slots, index + 1)
@@ -235,14 +237,9 @@ class Arena:
         self._holes = merged
 
     def _place(self, size: int) -> int:
-        """Return the offset of `size` bytes that really are there: in a hole if one is large enough, else at the end."""
-        offset, hole = self._end, None
-        for hole, (start, room) in enumerate(self._holes):
-            if room >= size:
-                offset = start
-                break
-        else:
-            hole = None
+        """Return the offset of `size` bytes that really are there: in a hole that is large enough, else at the end."""
+        hole = next((place for place, (_, room) in enumerate(self._holes) if room >= size), None)
+        offset = self._end if hole is None else self._holes[hole][0]
         end = offset + size
         if end > self._bytes.nbytes:
             total = max(end, 2 * self._bytes.nbytes, 1 << 20)
@@ -313,7 +310,7 @@ class _Lease(weakref.ref):  # type: ignore[type-arg]
         return super().__new__(cls, array, _give_back)
 
     def __init__(self, array: object, view: ArenaView, index: int) -> None:
-        super().__init__(array, _give_back)
+        super().__init__(array, _give_back)  # type: ignore[call-arg]
         self.view = view
         self.index = index
         self.arrivals = 1

@@ -64,7 +64,7 @@ def encode(value: object) -> Payload:
         where, part, reason = _find_culprit(value, "value", error)
         raise SerializationError(
             f"cannot send {where}: {_shown(part)} of type {type(part).__qualname__} cannot be pickled "
-            f"({type(reason).__name__}: {reason}). Leave it out (a __getstate__ that drops it), or make it in the worker."
+            f"({type(reason).__name__}: {reason}). Leave it out (with a __getstate__), or make it in the worker."
         ) from error
     finally:
         _encoders.mine = outer
@@ -125,7 +125,7 @@ class _Encoder:
             self._out.truncate()
 
     def _cloud_dump(self, value: object) -> bytes:
-        import cloudpickle
+        import cloudpickle  # type: ignore[import-untyped]
 
         self.buffers, self.handles = [], []
         out = io.BytesIO()
@@ -159,7 +159,8 @@ def _reduce_array(array: np.ndarray[Any, Any]) -> Any:
     kind = dtype.str if dtype.kind in _PLAIN_KINDS else dtype
     if array.nbytes <= INLINE_BYTES:
         return _build_array, (array.tobytes(), kind, array.shape, order)
-    return _build_array, (pickle.PickleBuffer(array.view(np.uint8) if dtype.kind in "mMV" else array), kind, array.shape, order)
+    raw: Any = array.view(np.uint8) if dtype.kind in "mMV" else array  # kinds that the buffer protocol does not know
+    return _build_array, (pickle.PickleBuffer(raw), kind, array.shape, order)
 
 
 def _build_array(data: Any, dtype: Any, shape: tuple[int, ...], order: str) -> np.ndarray[Any, Any]:
@@ -174,7 +175,7 @@ def _reduce_tensor(tensor: Any) -> Any:
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_neg():
         return tensor.__reduce_ex__(5)
     plain = tensor.detach().resolve_conj()
-    raw = plain.contiguous().reshape(-1).view(torch.uint8).numpy() if plain.numel() else np.empty(0, np.uint8)
+    raw: Any = plain.contiguous().reshape(-1).view(torch.uint8).numpy() if plain.numel() else np.empty(0, np.uint8)
     parameter = type(tensor) is torch.nn.Parameter
     dtype = str(tensor.dtype).removeprefix("torch.")
     data = raw.tobytes() if raw.nbytes <= INLINE_BYTES else pickle.PickleBuffer(raw)

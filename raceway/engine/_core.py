@@ -86,7 +86,9 @@ def revive_error(payload: Payload) -> BaseException:
     try:
         error, told = _codec.decode(payload)
     except Exception as failure:
-        return RemoteError(type(failure).__qualname__, f"the error of a call cannot be unpickled: {failure}", "?", "?", "")
+        return RemoteError(
+            type(failure).__qualname__, f"the error of a call cannot be unpickled: {failure}", "?", "?", ""
+        )
     remote = RemoteError(*told)
     if error is None:
         return remote
@@ -97,7 +99,17 @@ def revive_error(payload: Payload) -> BaseException:
 class CoreActor(Actor):
     """An actor as its engine sees it."""
 
-    def __init__(self, engine: EngineCore, name: str, factory: Payload, resources: Resources, threads: int, restarts: Restarts, start_timeout: float, hands_back: bool):
+    def __init__(
+        self,
+        engine: EngineCore,
+        name: str,
+        factory: Payload,
+        resources: Resources,
+        threads: int,
+        restarts: Restarts,
+        start_timeout: float,
+        hands_back: bool,
+    ):
         super().__init__(engine, name)
         self.core = engine
         self.factory = factory
@@ -278,7 +290,7 @@ class EngineCore:
             actor.on_free(actor)
 
     def running(self) -> CoreActor | None:
-        """The actor whose call runs on this thread, if it runs in this very process (inline)."""
+        """Return the actor whose call runs on this thread, if it runs in this very process (inline)."""
         return None
 
     def can_begin(self, actor: CoreActor) -> bool:
@@ -307,7 +319,9 @@ class EngineCore:
     def _overdue(self, actor: CoreActor, id: int, incarnation: int) -> None:
         entry = actor.calls.get(id)
         if entry is not None and actor.incarnation == incarnation and not self._drained(actor, id):
-            text = f"{actor.name}.{entry[1].method} ran for more than {entry[0].timeout:g} s, so {actor.name} was killed"
+            text = (
+                f"{actor.name}.{entry[1].method} ran for more than {entry[0].timeout:g} s, so {actor.name} was killed"
+            )
             self._lost(actor, DeadlineExceeded(text, actor.name))
 
     def _drained(self, actor: CoreActor, id: int) -> bool:

@@ -4,8 +4,9 @@ A fork of the driver would copy its threads' locks in whatever state they are; a
 100 ms of importing. So the driver starts one fresh interpreter that has imported what a worker needs and nothing else,
 and that forks. Being the workers' parent it also knows how each of them ended.
 
-Workers die with their driver: they hold the read end of a pipe whose write end the driver has, set up so that the kernel
-kills the launcher's whole process group when that closes. A worker cannot miss it, even stopped or deep in C code.
+Workers die with their driver: they hold the read end of a pipe whose write end the driver has, set up so that the
+kernel kills the launcher's whole process group when that closes. A worker cannot miss it, even stopped or deep in C
+code.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ def _tie_to_driver(life: int) -> None:
             os._exit(0)  # it closed before that was set up
 
 
-def _receive(control: socket.socket, life: int, children: dict[int, int], outbox: list[Any], private: list[int]) -> None:
+def _receive(
+    control: socket.socket, life: int, children: dict[int, int], outbox: list[Any], private: list[int]
+) -> None:
     while True:
         try:
             data, fds, _, _ = socket.recv_fds(control, 1 << 20, len(FDS))
@@ -158,7 +161,7 @@ def _spec_file() -> int:
 
 
 def boot_worker(spec_fd: int) -> None:
-    """The start of a worker that has an interpreter of its own (more compute threads, or no safe fork)."""
+    """Start as a worker that has an interpreter of its own (more compute threads, or no safe fork)."""
     from raceway.engine import _worker
 
     os.lseek(spec_fd, 0, os.SEEK_SET)

@@ -21,8 +21,8 @@ from raceway.engine._handles import Handle
 
 # From the driver: make the actor; run this; keep this value; drop it; the answer to a request, or what it raised.
 MAKE, CALL, OBJECT, DROP, ANSWER, REFUSAL = range(1, 7)
-# From a worker: the constructor returned / failed; a call returned / failed; a request; handles let go; calls given back.
-# And: store this value.
+# From a worker: the constructor returned / failed; a call returned / failed; a request; handles let go; calls given
+# back; store this value.
 READY, UNREADY, RESULT, FAILURE, REQUEST, RELEASE, GIVEN_BACK, PUT = range(11, 19)
 
 HEADER = struct.Struct("<IBBHIQ")
@@ -49,7 +49,7 @@ class Parcel:
         if not buffers and payload.handles is None and len(body) <= _MOST_BODY:
             self.flags = self.num_buffers = 0
             self.slot = self.handle_ids = self.keep = None
-            self.tail = body
+            self.tail = bytes(body)
             return
         self.flags = 0
         self.slot = None
@@ -74,7 +74,7 @@ class Parcel:
 
 
 def bare_frame(kind: int, id: int, body: bytes = b"", extra: int = 0) -> bytes:
-    """A frame with nothing but a few bytes in it."""
+    """Return a frame with nothing but a few bytes in it."""
     return HEADER.pack(len(body), kind, 0, 0, extra, id) + body
 
 
@@ -100,7 +100,9 @@ class Inbox:
                 break
             at = stop
             tail = data[start:stop]
-            frames.append((kind, id, extra, self._open(tail, flags, num_buffers) if num_buffers or flags else Payload(tail, [])))
+            frames.append(
+                (kind, id, extra, self._open(tail, flags, num_buffers) if num_buffers or flags else Payload(tail, []))
+            )
         if at < end:
             self._rest = data[at:]
         return frames

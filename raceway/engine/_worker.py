@@ -217,7 +217,7 @@ _THREAD_VARIABLES = (
 
 
 def thread_environment(threads: int) -> dict[str, str]:
-    """The variables that hold numpy, torch and their kin to so many threads, if set before they are imported."""
+    """Return the variables that hold numpy, torch and their kin to so many threads, if set before they are imported."""
     return dict.fromkeys(_THREAD_VARIABLES, str(threads))
 
 
@@ -235,8 +235,11 @@ def run(spec: dict[str, Any], fds: dict[str, int]) -> None:
     os.dup2(fds["output"], 1)
     os.dup2(fds["output"], 2)
     os.close(fds["output"])
-    sys.stdout, sys.stderr = (open(fd, "w", buffering=1, errors="backslashreplace", closefd=False) for fd in (1, 2))
-    sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr
+    # Not reconfigured but made anew: the launcher's may be files, which cannot be turned into pipes.
+    for fd, name in ((1, "stdout"), (2, "stderr")):
+        stream = open(fd, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
     import faulthandler
 
     faulthandler.enable()
@@ -252,9 +255,9 @@ def run(spec: dict[str, Any], fds: dict[str, int]) -> None:
     except BaseException:
         status = 1
         sys.excepthook(*sys.exc_info())
-    for stream in (sys.stdout, sys.stderr):
+    for output in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
-            stream.flush()
+            output.flush()
     os._exit(status)  # nothing of the launcher's that was inherited may run its clean-up here
 
 

@@ -66,7 +66,7 @@ class Resources:
 
 
 class Ref(Handle):
-    """A value stored with `put`. As an argument of a call it arrives as the value; inside a container it stays a Ref."""
+    """A value stored with `put`. As an argument of a call it arrives as the value; in a container it stays a Ref."""
 
     __slots__ = ()
 
@@ -90,9 +90,22 @@ class Message:
 class Future(Generic[T]):
     """The result of a call, now or later. Safe to wait for from several threads."""
 
-    __slots__ = ("__weakref__", "_content", "_engine", "_listeners", "_state", "actor", "cancel_hook", "method", "started", "timeout")
+    __slots__ = (
+        "__weakref__",
+        "_content",
+        "_engine",
+        "_listeners",
+        "_state",
+        "actor",
+        "cancel_hook",
+        "method",
+        "started",
+        "timeout",
+    )
 
-    def __init__(self, engine: Waiting, actor: Actor | None = None, method: str = "", timeout: float | None = None) -> None:
+    def __init__(
+        self, engine: Waiting, actor: Actor | None = None, method: str = "", timeout: float | None = None
+    ) -> None:
         self.actor = actor
         self.method = method
         self.timeout = timeout
@@ -139,7 +152,7 @@ class Future(Generic[T]):
             return False
 
     def add_done_callback(self, callback: Callable[[Future[T]], None]) -> None:
-        """Call `callback(self)` when done: at once if it is, else on whichever thread takes in the result. Keep it short."""
+        """Call `callback(self)` when done: now if it is, else on the thread that takes in the result. Keep it short."""
         with self._engine.lock:
             if self._state == _PENDING:
                 if self._listeners is None:
@@ -182,7 +195,7 @@ class Future(Generic[T]):
                 listener(self)
 
     def payload(self) -> Payload | None:
-        """The result as it came, if nobody has looked at it yet."""
+        """Return the result as it came, if nobody has looked at it yet."""
         return self._content if self._state == _ENCODED else None
 
     def _decode(self) -> None:
@@ -198,11 +211,13 @@ class Future(Generic[T]):
     def _failure(self) -> BaseException:
         if not isinstance(self._content, BaseException):
             self._content = self._content()
-        return self._content  # type: ignore[no-any-return]
+        return self._content
 
 
 def _undecodable(future: Future[Any], error: Exception) -> RacewayError:
-    failure = SerializationError(f"the result of {future!r} arrived but cannot be unpickled here: {type(error).__name__}: {error}")
+    failure = SerializationError(
+        f"the result of {future!r} arrived but cannot be unpickled here: {type(error).__name__}: {error}"
+    )
     failure.__cause__ = error
     return failure
 
@@ -302,7 +317,7 @@ class Engine(Waiting, Protocol):
     def wait(
         self, futures: Sequence[Future[T]], *, count: int | None = None, timeout: float | None = None
     ) -> tuple[list[Future[T]], list[Future[T]]]:
-        """Block until `count` (default: all) futures are done; return the done and the others, each in the order given."""
+        """Block until `count` (default: all) futures are done; return the done and the others, in the order given."""
 
     def promise(self) -> Future[Any]:
         """Return a future that the caller completes with `keep`: for queues and threads of the driver's own."""

@@ -1,7 +1,8 @@
 """The inline engine: everything in this process, one call after another, at the moment it is sent.
 
-The specification of what an engine does, and what a debugger steps through. Values still travel as values: arguments and
-results are encoded and rebuilt as they would be between processes, so a program that works here works on the others.
+The specification of what an engine does, and what a debugger steps through. Values still travel as values: arguments
+and results are encoded and rebuilt as they would be between processes, so a program that works here works on the
+others.
 """
 
 from __future__ import annotations
@@ -94,18 +95,20 @@ class InlineEngine(EngineCore):
             self.finished(actor, id, result, failed)
 
     def running(self) -> CoreActor | None:
-        """The actor whose call is being run now, if any."""
+        """Return the actor whose call is being run now, if any."""
         return self._running[-1] if self._running else None
 
     def can_begin(self, actor: CoreActor) -> bool:
-        """Whether it is not in the middle of a call: all calls that are, are on one stack, and only the last can end."""
+        """Return whether it is not in the middle of a call: those that are share a stack, and only the last can end."""
         assert isinstance(actor, InlineActor)
         return not actor.busy
 
     def block(self, ready: Callable[[], Any], timeout: float | None, on: Future[Any] | None = None) -> None:
         """Wait for another thread's promise; a call that has not run by now waits for the one that asks."""
         if not ready() and on is not None and isinstance(on.actor, InlineActor) and on.actor.busy:
-            raise DeadlockError(f"{on.actor.name} waits for its own call {on.method!r}, which can only run after this one")
+            raise DeadlockError(
+                f"{on.actor.name} waits for its own call {on.method!r}, which can only run after this one"
+            )
         super().block(ready, timeout, on)
 
     def _end(self, actor: CoreActor) -> None:

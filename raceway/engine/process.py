@@ -98,7 +98,7 @@ class Output:
             self.fd = -1
 
     def tail(self) -> str:
-        """The last lines, to be put behind an error message."""
+        """Return the last lines, to be put behind an error message."""
         return "".join(["\nIts last output:", *(f"\n  {line}" for line in self._last)]) if self._last else ""
 
     def _forward(self, line: str) -> None:
@@ -115,7 +115,7 @@ class ProcessEngine(EngineCore):
     Args:
         shared_memory: bytes of shared memory that messages and stored values may take together; half of the machine's
             memory by default. It is taken as needed, not at once.
-        preload: modules that the launcher imports once, so that workers have them at once (``["torch"]`` if all need it).
+        preload: modules that the launcher imports once, so that workers have them at once (``["torch"]``).
         clock: the source of time for deadlines and back-off.
         portable: use only what every POSIX system has. For trying on Linux what runs on macOS.
     """
@@ -136,7 +136,10 @@ class ProcessEngine(EngineCore):
         budget = total // 2 if shared_memory is None else shared_memory
         if not isinstance(budget, int) or budget < 1 << 20:
             raise ConfigError(f"shared_memory must be a number of bytes, at least 1 MiB, not {shared_memory!r}")
-        super().__init__(Reactor(clock), capacity=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+        super().__init__(
+            Reactor(clock),
+            capacity=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        )
         self._budget = budget
         self._preload = list(preload)
         self._portable = portable
@@ -217,7 +220,9 @@ class ProcessEngine(EngineCore):
 
     def _check_resources(self, needs: Resources) -> None:
         if needs.custom:
-            raise ResourceError(f"the process engine knows cpus and gpus, not {sorted(needs.custom)}. Custom resources need Ray.")
+            raise ResourceError(
+                f"the process engine knows cpus and gpus, not {sorted(needs.custom)}. Custom resources need Ray."
+            )
         if needs.gpus > len(_gpus()):
             raise ResourceError(f"{needs.gpus:g} gpus were asked for, and this machine has {len(_gpus())}")
 
@@ -285,7 +290,7 @@ class ProcessEngine(EngineCore):
             self._lost(actor, ActorStartError(text + actor.output.tail(), actor.name))
 
     def _ended(self, actor: ProcessActor, code: int) -> None:
-        """A worker's process has ended by itself: take in what it still said, then declare it dead."""
+        """Take in what a worker that has ended by itself still said, then declare it dead."""
         while self._receive(actor) > 0:
             pass
         actor.output.drain()
@@ -515,7 +520,7 @@ class ProcessEngine(EngineCore):
         _engines.discard(self)
 
     def after_fork_in_child(self) -> None:
-        """A forked copy of the driver must not keep the workers alive by holding their pipes open."""
+        """Let go: a forked copy of the driver must not keep the workers alive by holding their pipes open."""
         for fd in (self._life_in, self._line.fileno(), *(actor.socket.fileno() for actor in self._workers.values())):
             with contextlib.suppress(OSError):
                 os.close(fd)

@@ -1,9 +1,9 @@
 """The Runner: functions, classes and objects of a program run by workers, with futures for their results.
 
-    with Runner("rl") as rr:
-        collector = rr.service(collect_episode)
-        weights = rr.put_object(policy.state_dict())
-        episodes = rr.get([collector(weights) for _ in range(100)])
+with Runner("rl") as rr:
+    collector = rr.service(collect_episode)
+    weights = rr.put_object(policy.state_dict())
+    episodes = rr.get([collector(weights) for _ in range(100)])
 """
 
 from __future__ import annotations

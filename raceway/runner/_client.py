@@ -73,16 +73,15 @@ class Client:
 
     def read(self, ref: ObjectRef, deserializer: Deserializer | None) -> Any:
         """Return the latest state of an object, fetching only what is new."""
-        known, num_known = self._news(ref, fresh=deserializer is None)
-        return fold(ref, known, deserializer)
+        return fold(ref, self._news(ref, fresh=deserializer is None), deserializer)
 
-    def _news(self, ref: ObjectRef, fresh: bool = False) -> tuple[Known, int]:
+    def _news(self, ref: ObjectRef, fresh: bool = False) -> Known:
         if not isinstance(ref, ObjectRef):
             raise ConfigError(f"an object is named by what put_object returned, not by {ref!r}")
         # Without a deserializer the caller owns the value, so it is not the remembered one.
         known = Known() if fresh else ref._table.cache.setdefault(ref.id, Known())
         known.learn(self._ask("read", ref, known.epoch, len(known.patches)))
-        return known, len(known.patches)
+        return known
 
     def update(self, ref: ObjectRef, value: Ref) -> ObjectRef:
         """Replace an object."""
@@ -97,7 +96,8 @@ class Client:
     def compact(self, ref: ObjectRef, deserializer: Deserializer) -> ObjectRef:
         """Fold an object's patches into its base; again, if somebody replaced it meanwhile."""
         while True:
-            known, num_folded = self._news(ref)
+            known = self._news(ref)
+            num_folded = len(known.patches)
             base = self.put(fold(ref, known, deserializer))
             if self._ask("compacted", ref, known.epoch, num_folded, base):
                 return ref

@@ -18,8 +18,8 @@ T = TypeVar("T")
 class Future(engine.Future[T]):
     """The result of a call to a service, now or later.
 
-    It can be passed to other calls: as an argument it arrives as the result (the call waits for it); inside a container it
-    arrives as a future, and can be waited for there.
+    It can be passed to other calls: as an argument it arrives as the result (the call waits for it); inside a
+    container it arrives as a future, and can be waited for there.
     """
 
     __slots__ = ("_id", "hub", "pool")
@@ -89,7 +89,6 @@ class FutureRef(Handle):
     def cancel(self) -> bool:
         """Take the call back if it has not been handed to a worker yet. Return whether that worked."""
         return bool(_client().cancel(self))
-
 
     def __reduce__(self) -> Any:
         _codec.note_handle(self)

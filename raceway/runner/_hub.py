@@ -87,7 +87,7 @@ class Hub:
         if workers is not None and not scales and workers != 1:
             raise ConfigError(f"workers={workers} needs autoscale=True: without it a service has one worker")
         size = workers or self.workers or max(1, int(self.engine.capacity / (needs.cpus or 1))) if scales else 1
-        name = getattr(target, "__name__", None) or getattr(getattr(target, "func", None), "__name__", type(target).__name__)
+        name = _name_of(target)
         factory, args = (target, ()) if inspect.isclass(target) else (same, (target,))
         _codec.encode((factory, args))  # a target that cannot travel is told of here, not when it is first called
         pool = Pool(
@@ -133,8 +133,8 @@ class Hub:
             stored = self.object(arg)
             if stored.patches:
                 raise ConfigError(
-                    f"{arg!r} has {len(stored.patches)} patches, so it cannot arrive as a value: pass it inside a container "
-                    "and read it there with get_object(ref, deserializer=...)"
+                    f"{arg!r} has {len(stored.patches)} patches, so it cannot arrive as a value: pass it inside a "
+                    "container and read it there with get_object(ref, deserializer=...)"
                 )
             return stored.base
         if not isinstance(arg, Future):
@@ -148,7 +148,7 @@ class Hub:
         return ref
 
     def _fill(self, ref: Ref, done: EngineFuture[Any], future: Future[Any]) -> None:
-        """A future that a call needs is done: store its result for it, or fail the call too."""
+        """Store the result of a future that is done for a call that needs it, or fail the call too."""
         error = done.exception()
         with self.engine.lock:
             if error is not None:
@@ -216,14 +216,15 @@ class Hub:
             where = None if future.done() else self._runs_on(future)
             if where is actor or (where is not None and not self.engine.can_begin(where)):
                 raise DeadlockError(
-                    f"{actor.name} would wait for {future.method!r}, which can only run on {actor.name} itself, after this call"
+                    f"{actor.name} would wait for {future.method!r}, which can only run "
+                    f"on {actor.name} itself, after this call"
                 )
             if where is not None and where not in seen:
                 seen.add(where)
                 left.extend(self.waiting.get(where, ()))
 
     def _runs_on(self, future: Future[Any]) -> CoreActor | None:
-        """The one worker that can run it: where it was sent, or the only one of its service. None if any will do."""
+        """Return the one worker that can run it: where it was sent, or its service's only one; None if any will do."""
         actor = future.actor
         if isinstance(actor, CoreActor):
             running = next(iter(actor.calls.values()), (None,))[0]
@@ -332,6 +333,14 @@ class Hub:
         _hubs.pop(self.run, None)
 
 
+def _name_of(target: Any) -> str:
+    """Return what to call a service: the name of the function, also inside a partial, or of the class."""
+    for named in (target, getattr(target, "func", None)):
+        if isinstance(getattr(named, "__name__", None), str):
+            return str(named.__name__)  # type: ignore[union-attr]
+    return type(target).__name__
+
+
 class Tally:
     """Counts how many of some futures are done."""
 
@@ -382,7 +391,15 @@ def answer(actor: Actor, request: tuple[str, str, tuple[Any, ...]]) -> Any:
     return _VERBS[verb](hub, actor, *args)
 
 
-def _await(hub: Hub, actor: CoreActor, futures: list[Future[Any]], count: int | None, timeout: float | None, finish: Callable[[Tally], Any], or_failure: bool) -> Any:
+def _await(
+    hub: Hub,
+    actor: CoreActor,
+    futures: list[Future[Any]],
+    count: int | None,
+    timeout: float | None,
+    finish: Callable[[Tally], Any],
+    or_failure: bool,
+) -> Any:
     """Give a promise that is kept with `finish(tally)` when so many futures are done or the time is up."""
     hub.check_futures(futures)
     tally = Tally(futures, count, or_failure)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("raceway.runner")
 
 _QUEUED_MICROS = 1000
-"""Work that may lie in front of a worker: enough that a worker with tiny calls never waits for the driver, so little that
-a call never waits long behind another while a second worker idles."""
+"""Work that may lie in front of a worker: enough that a worker with tiny calls never waits for the driver, so little
+that a call never waits long behind another while a second worker idles."""
 _MOST_QUEUED = 64
 _START_TRIES = 3  # a worker killed while it starts is started again; one whose constructor raises is not
 
@@ -148,7 +148,7 @@ class Pool:
         return best
 
     def _freed(self, actor: CoreActor) -> None:
-        """A call is done: learn how long they take, and hand out more."""
+        """Learn from a call that is done how long they take, and hand out more."""
         # A slowly forgotten maximum: one slow call among quick ones is reason enough not to queue much behind another.
         self._slowest = max(actor.last_micros, self._slowest * 0.98)
         self._depth = max(1, min(_MOST_QUEUED, int(_QUEUED_MICROS / (self._slowest + 1))))
@@ -156,7 +156,7 @@ class Pool:
             self.feed()
 
     def _lost(self, actor: CoreActor, calls: list[tuple[Future[Any], Message]]) -> None:
-        """A worker died, or gives back calls that it cannot begin: they go to others."""
+        """Give to others what a worker that died, or that waits, had not begun."""
         for future, message in reversed(calls):
             future.actor = None
             self._queue.appendleft((message, future, []))

@@ -75,7 +75,9 @@ class Runner:
         options: passed on to the engine.
     """
 
-    def __init__(self, name: str, engine: str | EngineCore | None = None, workers: int | None = None, **options: Any) -> None:
+    def __init__(
+        self, name: str, engine: str | EngineCore | None = None, workers: int | None = None, **options: Any
+    ) -> None:
         if not isinstance(name, str) or not name:
             raise ConfigError(f"a Runner needs a name, not {name!r}")
         _check_count("workers", workers)
@@ -160,8 +162,8 @@ class Runner:
 
         Args:
             ref: its reference.
-            deserializer: `deserializer(base, patches)` makes the value of a patched object. Base and patches are the same
-                objects at each read, so it must not change them (and can tell by identity what it has seen).
+            deserializer: `deserializer(base, patches)` makes the value of a patched object. Base and patches are the
+                same objects at each read, so it must not change them (and can tell by identity what it has seen).
         """
         return self._hub.read(ref, deserializer)
 
@@ -204,7 +206,7 @@ def _listed(futures: Any) -> list[Any]:
 
 
 def _methods_of(target: Any) -> frozenset[str]:
-    """The names that can be called: public methods, and `__call__` if what lives in the worker is callable."""
+    """Return the names that can be called: public methods, and `__call__` if what lives in the worker is callable."""
     if inspect.isroutine(target) or isinstance(target, functools.partial):
         return frozenset({"__call__"})
     cls = target if inspect.isclass(target) else type(target)

@@ -1,5 +1,6 @@
 """Encoding: every kind of array and tensor comes back as it was."""
 
+import itertools
 import os
 import pickle
 import threading
@@ -153,7 +154,7 @@ def test_an_arena_never_gives_out_what_is_read(steps: list[tuple[int, int]]) -> 
             if drop < len(held):
                 del held[drop]
             spans = sorted((slot.offset, slot.offset + slot.size) for slot, _ in held)
-            assert all(first[1] <= second[0] for first, second in zip(spans, spans[1:], strict=False))
+            assert all(first[1] <= second[0] for first, second in itertools.pairwise(spans))
             for _, (array,) in held:
                 assert array[0] == array[-1]
     finally:

@@ -467,7 +467,8 @@ class Actor:
         return Point(double(triple(point.x)))
 
 name = {engine_name!r}
-with make_engine("process" if name == "portable" else name, **({{"portable": True}} if name == "portable" else {{}})) as engine:
+options = {{"portable": True}} if name == "portable" else {{}}
+with make_engine("process" if name == "portable" else name, **options) as engine:
     actor = engine.spawn(Actor)
     got = actor.call("work", Point(7)).result()
     assert type(got) is Point, type(got)

@@ -124,7 +124,10 @@ time.sleep(600)
     )
     root = str(Path(__file__).parents[2])
     driver = subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": root}, start_new_session=True
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": root},
+        start_new_session=True,
     )
     assert driver.stdout is not None
     worker = int(driver.stdout.readline())
@@ -304,7 +307,9 @@ def test_a_bad_budget(size: object) -> None:
 # Output.
 
 
-def test_what_workers_print_is_forwarded(engine: ProcessEngine, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_workers_print_is_forwarded(
+    engine: ProcessEngine, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
     box = engine.spawn(Box, name="speaker")
     with caplog.at_level(logging.INFO, "raceway.worker"):
         box.call("say", "good day").result(GENEROUS)

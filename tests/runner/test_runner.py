@@ -243,7 +243,7 @@ def test_a_reference_names_an_object_not_a_snapshot(rr: Runner) -> None:
 def test_a_patched_object_needs_a_deserializer(rr: Runner) -> None:
     ref = rr.put_object([1])
     rr.patch_object(ref, 2)
-    with pytest.raises(ConfigError, match="1 patches.*deserializer"):
+    with pytest.raises(ConfigError, match=r"1 patches.*deserializer"):
         rr.get_object(ref)
     with pytest.raises(ConfigError, match="inside a container"):
         rr.service(add)(ref)
@@ -407,7 +407,12 @@ def test_only_the_call_that_ran_is_lost(rr: Runner) -> None:
     futures = [service(n) for n in range(10)]
     with pytest.raises(ActorDied):
         futures[3].get(GENEROUS)
-    assert rr.get([future for n, future in enumerate(futures) if n != 3], timeout=2 * GENEROUS) == [0, 1, 2, *range(4, 10)]
+    assert rr.get([future for n, future in enumerate(futures) if n != 3], timeout=2 * GENEROUS) == [
+        0,
+        1,
+        2,
+        *range(4, 10),
+    ]
 
 
 @engines("process")
@@ -539,7 +544,7 @@ def test_methods_that_are_not_there() -> None:
             counter.incremnt()
         with pytest.raises(AttributeError, match="_private"):
             counter._private()
-        with pytest.raises(TypeError, match="not callable.*increment"):
+        with pytest.raises(TypeError, match=r"not callable.*increment"):
             counter()
         with pytest.raises(ConfigError, match="expected a future"):
             rr.get([1])
