@@ -32,9 +32,9 @@ _PAGE = 4096
 _LOOKED_AT = 8  # used slots examined from either end for an allocation; bounds its cost however many are held
 
 
-def anonymous_file(size: int) -> int:
+def anonymous_file(size: int, portable: bool = False) -> int:
     """Return the descriptor of a nameless file of `size` sparse bytes."""
-    if hasattr(os, "memfd_create"):
+    if hasattr(os, "memfd_create") and not portable:
         fd = os.memfd_create("raceway", os.MFD_CLOEXEC)
     else:  # macOS: an unlinked temporary file does the same, by way of the page cache
         with tempfile.TemporaryFile(prefix="raceway-") as file:

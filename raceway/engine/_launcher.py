@@ -28,10 +28,11 @@ _PR_SET_PDEATHSIG = 1
 _BOOT = "import sys, json; from raceway.engine import _launcher; _launcher.boot_worker(json.loads(sys.argv[1]))"
 
 
-def main(control_fd: int, life: int, preload: list[str]) -> None:
-    """Serve the driver's requests until it is gone."""
+def main(control_fd: int, life: int, pulse: int, preload: list[str], portable: bool) -> None:
+    """Serve the driver's requests until it is gone. `pulse` is held open so that the driver sees when this one is."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _tie_to_driver(life)
+    if not portable:
+        _tie_to_driver(life)
     import raceway.engine._worker  # noqa: F401  (what every worker needs, imported once for all)
 
     for name in preload:
@@ -45,7 +46,7 @@ def main(control_fd: int, life: int, preload: list[str]) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     children: dict[int, int] = {}
     outbox: list[tuple[bytes, list[int]]] = []
-    private = [control.fileno(), wake_out.fileno(), wake_in.fileno()]
+    private = [control.fileno(), wake_out.fileno(), wake_in.fileno(), pulse]
     poll = select.poll()
     poll.register(wake_out, select.POLLIN)
     poll.register(life, select.POLLIN)
@@ -53,7 +54,7 @@ def main(control_fd: int, life: int, preload: list[str]) -> None:
         poll.register(control, select.POLLIN | (select.POLLOUT if outbox else 0))
         events = dict(poll.poll())
         if life in events:
-            os._exit(0)
+            _leave(children)
         if wake_out.fileno() in events:
             wake_out.recv(4096)
         if events.get(control.fileno(), 0) & ~select.POLLOUT:
@@ -64,12 +65,18 @@ def main(control_fd: int, life: int, preload: list[str]) -> None:
 
 def _tie_to_driver(life: int) -> None:
     """Have the kernel kill this process group when the driver's end of the pipe closes."""
-    if sys.platform == "linux":
-        fcntl.fcntl(life, fcntl.F_SETOWN, -os.getpgrp())
-        fcntl.fcntl(life, 10, signal.SIGKILL)  # F_SETSIG: the signal to send instead of SIGIO
-        fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC | os.O_NONBLOCK)
-        if select.select([life], [], [], 0)[0]:
-            os._exit(0)  # it closed before that was set up
+    fcntl.fcntl(life, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(life, 10, signal.SIGKILL)  # F_SETSIG: the signal to send instead of SIGIO
+    fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC | os.O_NONBLOCK)
+    if select.select([life], [], [], 0)[0]:
+        os._exit(0)  # it closed before that was set up
+
+
+def _leave(children: dict[int, int]) -> None:
+    """End the workers that are left, and this process."""
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+    os._exit(0)
 
 
 def _receive(
@@ -80,11 +87,9 @@ def _receive(
             data, fds, _, _ = socket.recv_fds(control, 1 << 20, len(FDS))
         except BlockingIOError:
             return
-        if not data:
-            os._exit(0)
-        request = pickle.loads(data)
+        request: dict[str, Any] = pickle.loads(data) if data else {"do": "exit"}
         if request["do"] == "exit":
-            os._exit(0)
+            _leave(children)
         if request["do"] == "kill":
             pids = [pid for pid, worker in children.items() if worker == request["worker"]]
             for pid in pids:
@@ -96,7 +101,7 @@ def _receive(
         for fd in fds:
             os.close(fd)
         children[pid] = request["worker"]
-        pidfd = [os.pidfd_open(pid)] if hasattr(os, "pidfd_open") else []
+        pidfd = [] if request["portable"] else [os.pidfd_open(pid)]
         outbox.append((pickle.dumps(("started", request["worker"], pid)), pidfd))
 
 
@@ -116,7 +121,7 @@ def _deliver(control: socket.socket, outbox: list[tuple[bytes, list[int]]]) -> N
         except BlockingIOError:
             return
         except OSError:
-            os._exit(0)
+            return  # the driver has hung up: `life` will say so
         for fd in fds:
             os.close(fd)
         del outbox[0]
@@ -127,7 +132,7 @@ def _become_worker(spec: dict[str, Any], fds: dict[str, int], private: list[int]
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        if sys.platform == "linux":
+        if not spec["portable"]:
             parent = os.getppid()
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:
@@ -135,11 +140,12 @@ def _become_worker(spec: dict[str, Any], fds: dict[str, int], private: list[int]
         for fd in private:
             os.close(fd)
         if spec["fresh"]:
+            from raceway.engine._arena import anonymous_file
             from raceway.engine._worker import thread_environment
 
             for fd in fds.values():
                 os.set_inheritable(fd, True)
-            spec_fd = os.memfd_create("spec", 0) if hasattr(os, "memfd_create") else _spec_file()
+            spec_fd = anonymous_file(0, spec["portable"])
             os.write(spec_fd, pickle.dumps((spec, fds)))
             os.set_inheritable(spec_fd, True)
             environ = spec["environ"] | thread_environment(spec["threads"])
@@ -151,13 +157,6 @@ def _become_worker(spec: dict[str, Any], fds: dict[str, int], private: list[int]
     except BaseException:
         sys.excepthook(*sys.exc_info())
     os._exit(1)
-
-
-def _spec_file() -> int:
-    import tempfile
-
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
 
 
 def boot_worker(spec_fd: int) -> None:

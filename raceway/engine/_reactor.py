@@ -194,9 +194,9 @@ class Reactor:
 class Spin:
     """Looks again for a few microseconds before it sleeps, as long as that pays.
 
-    Waking a sleeping core costs more than a whole call and its return (5 or 50 µs). So while answers come quickly the one
-    who waits stays awake for them. The first wait that lasts longer ends it, and only a quick one begins it again:
-    who waits for something slow, or for nothing, burns no time.
+    Waking a sleeping core costs more than a whole call and its return (5 or 50 µs). So while answers come quickly the
+    one who waits stays awake for them. The first wait that lasts longer ends it, and only a quick one begins it
+    again: who waits for something slow, or for nothing, burns no time.
     """
 
     _SECONDS = 60e-6

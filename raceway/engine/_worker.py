@@ -245,7 +245,7 @@ def run(spec: dict[str, Any], fds: dict[str, int]) -> None:
     faulthandler.enable()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # or every worker forked from here would draw the same numbers
-    if not hasattr(signal, "SIGPOLL") or sys.platform != "linux":
+    if spec["portable"]:
         threading.Thread(target=_die_with_driver, args=(fds["life"],), daemon=True).start()
     status = 0
     try:

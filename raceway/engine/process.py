@@ -1,23 +1,17 @@
 """The process engine: actors in worker processes on this machine.
 
 Small frames go over one socket pair a worker; arrays go through shared memory and are not copied on the reading side.
-The parts: `_launcher` starts workers, `_worker` is what runs in them, `_wire` the frames, `_arena` the shared memory,
-`_reactor` the loop that waits.
+The parts: `_starter` and `_launcher` start workers, `_worker` is what runs in them, `_link` and `_wire` carry the
+frames, `_arena` is the shared memory, `_reactor` the loop that waits.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import itertools
-import logging
 import os
-import pickle
-import select
 import signal
-import socket
 import struct
-import subprocess
 import sys
 import time
 import weakref
@@ -32,15 +26,14 @@ from raceway.engine._arena import NUM_ROWS, Arena, ArenaView, Control, anonymous
 from raceway.engine._codec import Payload
 from raceway.engine._core import CoreActor, EngineCore, describe_error, revive_error
 from raceway.engine._handles import Handle
+from raceway.engine._link import Corked, Frame, Link
+from raceway.engine._output import Output
 from raceway.engine._reactor import Reactor
-from raceway.engine._worker import thread_environment
+from raceway.engine._starter import Starter, gpu_environment, gpus
 from raceway.engine.base import Message, Ref, Resources
 from raceway.errors import ActorDied, ActorStartError, ConfigError, ObjectFreed, RacewayError, ResourceError
 
-_output = logging.getLogger("raceway.worker")
-_SOCKET_BYTES = 1 << 20
 _MOST_WORKERS = NUM_ROWS // 2 - 1
-_TAIL_LINES = 30  # of a worker's output, kept to explain its death
 _GRACE_SECONDS = 2.0  # for idle workers to leave by themselves on close
 
 
@@ -49,8 +42,7 @@ class ProcessActor(CoreActor):
 
     place = -1
     """Which rows of the control file are its own; -1 while it has no process."""
-    socket: socket.socket
-    inbox: _wire.Inbox
+    link: Link
     view: ArenaView
     """The worker's arena."""
     releases: np.ndarray[Any, Any]
@@ -60,53 +52,8 @@ class ProcessActor(CoreActor):
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
-        self.outbox: deque[memoryview] = deque()
         self.known: set[int] = set()
         """Stored values that the worker has."""
-
-
-class Output:
-    """What one worker prints: forwarded line by line under its name, the last lines kept to explain its death."""
-
-    def __init__(self, reactor: Reactor, name: str) -> None:
-        self.fd, self.theirs = os.pipe()
-        os.set_blocking(self.fd, False)
-        self._reactor = reactor
-        self._name = name
-        self._partial = b""
-        self._last: deque[str] = deque(maxlen=_TAIL_LINES)
-        reactor.watch(self.fd, lambda mask: self.drain())
-
-    def drain(self) -> None:
-        """Take in all that is there; at the end, close."""
-        while self.fd >= 0:
-            try:
-                data = os.read(self.fd, 1 << 16)
-            except BlockingIOError:
-                return
-            *lines, self._partial = (self._partial + data).split(b"\n")
-            if not data:
-                lines = [self._partial] if self._partial else []
-                self.close()
-            for line in lines:
-                self._forward(line.decode(errors="backslashreplace"))
-
-    def close(self) -> None:
-        if self.fd >= 0:
-            self._reactor.unwatch(self.fd)
-            os.close(self.fd)
-            self.fd = -1
-
-    def tail(self) -> str:
-        """Return the last lines, to be put behind an error message."""
-        return "".join(["\nIts last output:", *(f"\n  {line}" for line in self._last)]) if self._last else ""
-
-    def _forward(self, line: str) -> None:
-        self._last.append(line)
-        if _output.hasHandlers():
-            _output.info("[%s] %s", self._name, line)
-        else:  # logging is not set up: a print in a worker should still be seen, and stdout is the user's
-            print(f"[{self._name}] {line}", file=sys.stderr)
 
 
 class ProcessEngine(EngineCore):
@@ -136,10 +83,8 @@ class ProcessEngine(EngineCore):
         budget = total // 2 if shared_memory is None else shared_memory
         if not isinstance(budget, int) or budget < 1 << 20:
             raise ConfigError(f"shared_memory must be a number of bytes, at least 1 MiB, not {shared_memory!r}")
-        super().__init__(
-            Reactor(clock),
-            capacity=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        )
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        super().__init__(Reactor(clock), cores)
         self._budget = budget
         self._preload = list(preload)
         self._portable = portable
@@ -147,68 +92,50 @@ class ProcessEngine(EngineCore):
         self._arena = Arena(self._control, 0, budget)
         self._places = deque(range(_MOST_WORKERS))
         self._workers: dict[int, ProcessActor] = {}
-        self._outputs: set[Output] = set()
-        self._holders: dict[int, set[ProcessActor]] = {}  # workers that have a stored value
         self._leaving: set[int] = set()  # places of workers that were told to end and have not yet
-        self._life_out, self._life_in = os.pipe()
-        self._launcher: subprocess.Popen[bytes]
+        self._outputs: set[Output] = set()
+        self._corked = Corked()
+        self._holders: dict[int, set[ProcessActor]] = {}  # workers that have a stored value
+        self._life, self._life_held = os.pipe()
         self._start_launcher()
         _engines.add(self)
 
-    # The launcher.
+    # The launcher and what it tells.
 
     def _start_launcher(self) -> None:
-        kind = socket.SOCK_DGRAM if self._portable else socket.SOCK_SEQPACKET
-        self._line, theirs = socket.socketpair(socket.AF_UNIX, kind)
-        for end in (self._line, theirs):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
-        here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-        boot = (
-            f"import sys; sys.path.insert(0, {here!r}); from raceway.engine import _launcher; "
-            f"_launcher.main({theirs.fileno()}, {self._life_out}, {self._preload!r})"
+        self._starter = Starter(
+            self.reactor,
+            self._life,
+            self._preload,
+            self._portable,
+            started=self._started,
+            ended=self._ended,
+            gone=self._launcher_gone,
         )
-        self._launcher = subprocess.Popen(
-            [sys.executable, "-c", boot],
-            pass_fds=[theirs.fileno(), self._life_out],
-            stdin=subprocess.DEVNULL,
-            env=os.environ | thread_environment(1),
-            start_new_session=True,  # Ctrl-C on the terminal is for the driver alone
-        )
-        theirs.close()
-        self._line.setblocking(False)
-        self.reactor.watch(self._line.fileno(), self._heard)
 
-    def _heard(self, mask: int) -> None:
-        """Take in what the launcher says."""
-        while True:
-            try:
-                data, fds, _, _ = socket.recv_fds(self._line, 4096, 1)
-            except BlockingIOError:
-                return
-            except OSError:
-                data, fds = b"", []
-            if not data:
-                self._launcher_gone()
-                return
-            what, place, number = pickle.loads(data)
-            actor = self._workers.get(place)
-            if what == "ended":
-                self._leaving.discard(place)
-                if actor is None:
-                    self._places.append(place)
-                else:
-                    self._ended(actor, number)
-            elif actor is not None and actor.pid is None:
-                actor.pid, actor.pidfd = number, fds.pop() if fds else None
-            elif actor is None and fds:  # told to end before it had begun
-                _kill(fds[0])
-            for fd in fds:
-                os.close(fd)
+    def _started(self, place: int, pid: int, pidfd: int | None) -> None:
+        actor = self._workers.get(place)
+        if actor is not None and actor.pid is None:
+            actor.pid, actor.pidfd = pid, pidfd
+        elif pidfd is not None:  # it was told to end before it had begun
+            _kill(pidfd)
+            os.close(pidfd)
+
+    def _ended(self, place: int, code: int) -> None:
+        """Take in what a worker that has ended still said, then declare it dead."""
+        actor = self._workers.get(place)
+        if actor is not None:
+            actor.link.receive_all()
+            actor.output.drain()
+        if actor is not None and actor.error is None:
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+            kind, when = (ActorDied, "") if actor.ready.done() else (ActorStartError, " before it was ready")
+            self._lost(actor, kind(f"{actor.name} (pid {actor.pid}) {how}{when}{actor.output.tail()}", actor.name))
+        self._leaving.discard(place)
+        self._places.append(place)
+        self.reactor.changed()
 
     def _launcher_gone(self) -> None:
-        self.reactor.unwatch(self._line.fileno())
-        self._line.close()
-        self._launcher.wait()
         for actor in list(self._workers.values()):
             self._lost(actor, ActorDied(f"{actor.name} died with the launcher of its engine", actor.name))
         self._places.extend(self._leaving)  # it was their parent: they are gone too
@@ -223,8 +150,8 @@ class ProcessEngine(EngineCore):
             raise ResourceError(
                 f"the process engine knows cpus and gpus, not {sorted(needs.custom)}. Custom resources need Ray."
             )
-        if needs.gpus > len(_gpus()):
-            raise ResourceError(f"{needs.gpus:g} gpus were asked for, and this machine has {len(_gpus())}")
+        if needs.gpus > len(gpus()):
+            raise ResourceError(f"{needs.gpus:g} gpus were asked for, and this machine has {len(gpus())}")
 
     def _new_actor(self, *parts: Any) -> ProcessActor:
         return ProcessActor(self, *parts)
@@ -235,72 +162,45 @@ class ProcessEngine(EngineCore):
             raise ResourceError(f"an engine has room for {_MOST_WORKERS} workers at once")
         place = actor.place = self._places.popleft()
         self._workers[place] = actor
-        actor.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        for end in (actor.socket, theirs):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
-        actor.socket.setblocking(False)
         actor.releases = self._control.row(2 * place)
-        actor.view = ArenaView(anonymous_file(0), self._control.row(2 * place + 1))
-        actor.inbox = _wire.Inbox(actor.view, self._claim)
-        actor.outbox.clear()
+        actor.view = ArenaView(anonymous_file(0, self._portable), self._control.row(2 * place + 1))
         actor.output = Output(self.reactor, actor.name)
         self._outputs = {output for output in self._outputs if output.fd >= 0} | {actor.output}
-        self._tell(
-            {
-                "do": "start",
-                "worker": place,
-                "uid": self.uid,
-                "name": actor.name,
-                "budget": self._budget,
-                "threads": actor.threads,
-                "fresh": actor.threads != 1 or self._portable,
-                "hands_back": actor.hands_back,
-                "environ": dict(os.environ) | _gpu_environment(actor.resources.gpus, place),
-                "cwd": os.getcwd(),
-                "path": [os.path.abspath(entry) for entry in sys.path],
-                "argv": sys.argv,
-            },
-            [theirs.fileno(), actor.output.theirs, self._arena.fd, actor.view.fd, self._control.fd],
+        actor.link = Link(
+            self.reactor,
+            _wire.Inbox(actor.view, self._claim),
+            self._corked,
+            lambda frame: self._take(actor, frame),
+            lambda: self._kill_process(actor),  # the launcher would have told of its end: see that it comes
         )
+        spec = {
+            "do": "start",
+            "worker": place,
+            "uid": self.uid,
+            "name": actor.name,
+            "budget": self._budget,
+            "threads": actor.threads,
+            "fresh": actor.threads != 1 or self._portable,
+            "portable": self._portable,
+            "hands_back": actor.hands_back,
+            "environ": dict(os.environ) | gpu_environment(actor.resources.gpus, place),
+            "cwd": os.getcwd(),
+            "path": [os.path.abspath(entry) for entry in sys.path],
+            "argv": sys.argv,
+        }
+        theirs = actor.link.theirs
+        fds = [theirs.fileno(), actor.output.theirs, self._arena.fd, actor.view.fd, self._control.fd]
+        self._starter.tell(spec, fds)
         theirs.close()
         os.close(actor.output.theirs)
-        self.reactor.watch(actor.socket.fileno(), lambda mask: self._ready_for(actor, mask))
-        self._send_parcel(actor, _wire.MAKE, 0, _wire.Parcel(actor.factory, self._arena))
+        self._send(actor, _wire.MAKE, 0, _wire.Parcel(actor.factory, self._arena))
         life = actor.incarnation
         self.reactor.at(self.clock() + actor.start_timeout, lambda: self._late(actor, life))
-
-    def _tell(self, request: dict[str, Any], fds: Sequence[int] = ()) -> None:
-        """Send the launcher a request. It always reads, so waiting for room cannot last."""
-        data = pickle.dumps(request)
-        while True:
-            try:
-                if fds:
-                    socket.send_fds(self._line, [data], list(fds))
-                else:
-                    self._line.send(data)
-                return
-            except BlockingIOError:
-                select.select([], [self._line], [], 1.0)
-            except OSError:
-                return  # it is gone; `_heard` will say so
 
     def _late(self, actor: ProcessActor, incarnation: int) -> None:
         if actor.incarnation == incarnation and not actor.ready.done():
             text = f"{actor.name} was not ready after {actor.start_timeout:g} s (start_timeout)"
             self._lost(actor, ActorStartError(text + actor.output.tail(), actor.name))
-
-    def _ended(self, actor: ProcessActor, code: int) -> None:
-        """Take in what a worker that has ended by itself still said, then declare it dead."""
-        while self._receive(actor) > 0:
-            pass
-        actor.output.drain()
-        place = actor.place
-        if actor.error is None:
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
-            kind, when = (ActorDied, "") if actor.ready.done() else (ActorStartError, " before it was ready")
-            self._lost(actor, kind(f"{actor.name} (pid {actor.pid}) {how}{when}{actor.output.tail()}", actor.name))
-        self._leaving.discard(place)
-        self._places.append(place)
 
     def _end(self, actor: CoreActor) -> None:
         """Let go of a worker; kill its process, unless it is idle and the engine closes: then it leaves by itself."""
@@ -311,8 +211,7 @@ class ProcessEngine(EngineCore):
         self._leaving.add(actor.place)
         if not (self.closed and actor.ready.done() and not actor.calls):
             self._kill_process(actor)
-        self.reactor.unwatch(actor.socket.fileno())
-        actor.socket.close()
+        actor.link.close()
         actor.view.close()
         self._control.used[1 + actor.place] = 0
         self._arena.forget_reader(actor.releases)
@@ -328,9 +227,9 @@ class ProcessEngine(EngineCore):
         if actor.pidfd is not None:
             _kill(actor.pidfd)
         else:
-            self._tell({"do": "kill", "worker": actor.place})
+            self._starter.tell({"do": "kill", "worker": actor.place})
 
-    # Frames out.
+    # Frames to a worker.
 
     def _seal(self, message: Message) -> None:
         with self.lock:
@@ -341,7 +240,13 @@ class ProcessEngine(EngineCore):
         assert isinstance(actor, ProcessActor)
         for ref in message.refs:
             self._supply(actor, ref.id)
-        self._send_parcel(actor, _wire.CALL, id, message.wire)
+        self._send(actor, _wire.CALL, id, message.wire)
+
+    def supply(self, actor: CoreActor, refs: Sequence[Ref]) -> None:
+        """Send an actor stored values that it is about to read."""
+        assert isinstance(actor, ProcessActor)
+        for ref in refs:
+            self._supply(actor, ref.id)
 
     def _supply(self, actor: ProcessActor, id: int) -> None:
         """Make sure that the worker has a stored value."""
@@ -351,89 +256,25 @@ class ProcessEngine(EngineCore):
                 raise ObjectFreed(f"reference {id} is not stored here any more")
             actor.known.add(id)
             self._holders.setdefault(id, set()).add(actor)
-            self._send_parcel(actor, _wire.OBJECT, id, stored.keep)
+            self._send(actor, _wire.OBJECT, id, stored.keep)
 
-    def supply(self, actor: CoreActor, refs: Sequence[Ref]) -> None:
-        """Send an actor stored values that it is about to read."""
-        assert isinstance(actor, ProcessActor)
-        for ref in refs:
-            self._supply(actor, ref.id)
-
-    def _send_parcel(self, actor: ProcessActor, kind: int, id: int, parcel: _wire.Parcel) -> None:
+    def _send(self, actor: ProcessActor, kind: int, id: int, parcel: _wire.Parcel) -> None:
         if parcel.slot is not None:
             parcel.slot.sent_to(actor.releases)
         if parcel.handle_ids:
             self._handles.sent(actor, parcel.handle_ids)
-        self._send(actor, parcel.frame(kind, id))
+        actor.link.send(parcel.frame(kind, id))
 
-    def _send(self, actor: ProcessActor, frame: bytes) -> None:
-        if actor.outbox:
-            actor.outbox.append(memoryview(frame))
-            return
-        try:
-            sent = actor.socket.send(frame)
-        except BlockingIOError:
-            sent = 0
-        except OSError:
-            return  # it is dying; the launcher will say how
-        if sent < len(frame):
-            actor.outbox.append(memoryview(frame)[sent:])
-            self.reactor.watch_writable(actor.socket.fileno(), True)
-
-    def _ready_for(self, actor: ProcessActor, mask: int) -> None:
-        if mask & select.POLLOUT:
-            self._send_more(actor)
-        if mask & ~select.POLLOUT and actor.error is None and self._receive(actor) == 0 and actor.error is None:
-            # It has hung up without ending, as the launcher would have told: see that it does.
-            self.reactor.unwatch(actor.socket.fileno())
-            self._kill_process(actor)
-
-    def _send_more(self, actor: ProcessActor) -> None:
-        outbox = actor.outbox
-        while outbox:
-            try:
-                sent = actor.socket.sendmsg(list(itertools.islice(outbox, 64)))
-            except BlockingIOError:
-                return
-            except OSError:
-                outbox.clear()
-                break
-            while sent:
-                first = outbox.popleft()
-                if sent < len(first):
-                    outbox.appendleft(first[sent:])
-                sent -= min(sent, len(first))
-        self.reactor.watch_writable(actor.socket.fileno(), False)
-
-    # Frames in.
+    # Frames from a worker.
 
     def _claim(self, ids: tuple[int, ...]) -> list[Handle]:
         return [Handle(self._handles, id) for id in ids]
 
-    def _receive(self, actor: ProcessActor) -> int:
-        """Read and handle what has come from a worker. Return the number of bytes; 0 is the end, -1 nothing now."""
-        if self._workers.get(actor.place) is not actor:
-            return 0
-        try:
-            data = actor.socket.recv(1 << 16)
-        except BlockingIOError:
-            return -1
-        except OSError:
-            return 0
-        for kind, id, extra, payload in actor.inbox.feed(data):
-            if kind == _wire.RESULT:
-                actor.last_micros = extra
-                self.finished(actor, id, payload, False)
-            else:
-                self._take(actor, kind, id, extra, payload)
-            if actor.error is not None:
-                return 0
-        return len(data)
-
-    def _take(self, actor: ProcessActor, kind: int, id: int, extra: int, payload: Payload) -> None:
-        if kind == _wire.FAILURE:
+    def _take(self, actor: ProcessActor, frame: Frame) -> None:
+        kind, id, extra, payload = frame
+        if kind == _wire.RESULT or kind == _wire.FAILURE:
             actor.last_micros = extra
-            self.finished(actor, id, payload, True)
+            self.finished(actor, id, payload, kind == _wire.FAILURE)
         elif kind == _wire.READY:
             actor.ready.fulfil(True)
         elif kind == _wire.UNREADY:
@@ -474,12 +315,11 @@ class ProcessEngine(EngineCore):
     def _reply(self, actor: ProcessActor, life: int, id: int, answer: Payload, failed: bool) -> None:
         if actor.error is None and actor.incarnation == life:
             kind = _wire.REFUSAL if failed else _wire.ANSWER
-            self._send_parcel(actor, kind, id, _wire.Parcel(answer, self._arena))
+            self._send(actor, kind, id, _wire.Parcel(answer, self._arena))
 
     def _drained(self, actor: CoreActor, id: int) -> bool:
         assert isinstance(actor, ProcessActor)
-        while self._receive(actor) > 0:
-            pass
+        actor.link.receive_all()
         return id not in actor.calls
 
     # Stored values.
@@ -497,31 +337,27 @@ class ProcessEngine(EngineCore):
         super()._discard(id)
         for actor in self._holders.pop(id, ()):
             actor.known.discard(id)
-            self._send(actor, _wire.bare_frame(_wire.DROP, id))
+            actor.link.send(_wire.bare_frame(_wire.DROP, id))
 
     # The end.
 
     def _close(self) -> None:
         self.reactor.wait(lambda: not self._leaving, timeout=_GRACE_SECONDS)
         with self.lock:
-            self._tell({"do": "exit"})  # whoever is left dies with it
-        self._launcher.wait()
-        with self.lock:
-            if self._line.fileno() >= 0:
-                self.reactor.unwatch(self._line.fileno())
-                self._line.close()
+            self._starter.close()  # whoever is left dies with it
             for output in self._outputs:
                 output.drain()
                 output.close()
-        os.close(self._life_in)
-        os.close(self._life_out)
+        os.close(self._life)
+        os.close(self._life_held)
         self._arena.close()
         self._control.close()
         _engines.discard(self)
 
     def after_fork_in_child(self) -> None:
         """Let go: a forked copy of the driver must not keep the workers alive by holding their pipes open."""
-        for fd in (self._life_in, self._line.fileno(), *(actor.socket.fileno() for actor in self._workers.values())):
+        links = [actor.link.fileno() for actor in self._workers.values()]
+        for fd in (self._life_held, self._starter.fileno(), *links):
             with contextlib.suppress(OSError):
                 os.close(fd)
 
@@ -529,23 +365,6 @@ class ProcessEngine(EngineCore):
 def _kill(pidfd: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-
-
-def _gpus() -> list[str]:
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if given is not None:
-        return [gpu for gpu in given.split(",") if gpu.strip() not in ("", "-1")]
-    with contextlib.suppress(OSError):
-        return [str(number) for number in range(len(os.listdir("/proc/driver/nvidia/gpus")))]
-    return []
-
-
-def _gpu_environment(count: float, place: int) -> dict[str, str]:
-    """Give a worker its gpus, turn by turn; workers that ask for fractions share."""
-    gpus = _gpus()
-    if not count or not gpus:
-        return {}
-    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[(place + i) % len(gpus)] for i in range(max(1, round(count))))}
 
 
 _engines: weakref.WeakSet[ProcessEngine] = weakref.WeakSet()

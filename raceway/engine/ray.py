@@ -130,7 +130,7 @@ class RayEngine(EngineCore):
         self._keys = itertools.count(1)
         self._living: dict[int, RayActor] = {}
         self._leaving: set[int] = set()  # keys of actors that were told to end and may not have yet
-        self._inbox: deque[Callable[[], None]] = deque()
+        self._inbox: deque[tuple[Callable[[Any], None], Any]] = deque()
         self._rung = False
         self._bell_out, self._bell_in = socket.socketpair()
         self._bell_out.setblocking(False)
@@ -164,23 +164,30 @@ class RayEngine(EngineCore):
     # News from Ray.
 
     def _when(self, ref: Any, handle: Callable[[Any], None]) -> None:
-        """Call `handle(future)` in the reactor's loop once the result is there or the task has failed."""
-        ref.future().add_done_callback(lambda future: self._post(partial(handle, future)))
+        """Call `handle(result)` in the reactor's loop once a task is done; if it failed that is Ray's exception."""
+        # Not the public `ref.future()`: it takes a round trip from 1.1 to 1.2 times that of bare Ray.
+        ref._on_completed(partial(self._post, ref, handle))
 
-    def _post(self, work: Callable[[], None]) -> None:
-        """Have something done in the reactor's loop (from any thread)."""
-        self._inbox.append(work)
+    def _post(self, ref: Any, handle: Callable[[Any], None], result: Any) -> None:
+        """Have a result handled in the reactor's loop. Called on threads of Ray's; the reference keeps it till then."""
+        self._inbox.append((handle, result))
         if not self._rung:
             self._rung = True
-            with contextlib.suppress(OSError):  # closed meanwhile
+            try:
                 self._bell_in.send(b"\0")
+            except OSError:
+                pass  # the engine was closed meanwhile
 
     def _drain(self, mask: int = 0) -> None:
-        with contextlib.suppress(BlockingIOError):
+        try:
             self._bell_out.recv(64)
+        except BlockingIOError:
+            pass
         self._rung = False  # before looking: whoever adds something after that rings again
-        while self._inbox:
-            self._inbox.popleft()()
+        inbox = self._inbox
+        while inbox:
+            handle, result = inbox.popleft()
+            handle(result)
 
     def _drained(self, actor: CoreActor, id: int) -> bool:
         self._drain()
@@ -243,10 +250,10 @@ class RayEngine(EngineCore):
         if self._sources is None and not self._is_local:
             self._sources = [ray.put(collect_sources(sys.path))]
 
-    def _placed(self, key: int, future: Any) -> None:
+    def _placed(self, key: int, result: Any) -> None:
         actor = self._living.get(key)
-        if actor is not None and future.exception() is None:
-            actor.pid, actor.node = future.result()
+        if actor is not None and not isinstance(result, BaseException):
+            actor.pid, actor.node = result
 
     def _late(self, key: int) -> None:
         actor = self._living.get(key)
@@ -265,11 +272,11 @@ class RayEngine(EngineCore):
             text += ": Ray had not started its process"
         self._lost(actor, ActorStartError(text, actor.name))
 
-    def _ended(self, key: int, future: Any) -> None:
+    def _ended(self, key: int, result: Any) -> None:
         """Note what the mailbox saw. If calls are out they will tell, after the results that still come."""
         actor = self._living.get(key)
-        if actor is not None and not actor.out and future.exception() is None:
-            self._died(actor, *future.result())
+        if actor is not None and not actor.out and not isinstance(result, BaseException):
+            self._died(actor, *result)
 
     def _died(self, actor: RayActor, why: str, is_gone: bool) -> None:
         kind, when = (ActorDied, "") if actor.ready.done() else (ActorStartError, " before it was ready")
@@ -322,7 +329,7 @@ class RayEngine(EngineCore):
             return
         actor.queue[id] = message
         if actor.parked:
-            self._post(partial(self._give_back, actor.key))  # later: the caller is not done with it
+            self._post(None, self._give_back, actor.key)  # later: the caller is not done with it
 
     def _submit(self, actor: RayActor, id: int, message: Message) -> None:
         stored = [self._stored.get(ref.id) for ref in message.refs]
@@ -343,9 +350,9 @@ class RayEngine(EngineCore):
         if handles:
             self._handles.sent(actor, [handle.id for handle in handles])
 
-    def _replied(self, actor: RayActor, key: int, id: int, future: Any) -> None:
+    def _replied(self, actor: RayActor, key: int, id: int, result: Any) -> None:
         """Take in replies in the order of their calls: Ray may tell of a small one before the large one before it."""
-        actor.out[id] = future
+        actor.out[id] = result
         while self._living.get(key) is actor and actor.out:
             first = next(iter(actor.out))
             reply = actor.out[first]
@@ -357,16 +364,15 @@ class RayEngine(EngineCore):
                 following = next(iter(actor.queue))
                 self._submit(actor, following, actor.queue.pop(following))
 
-    def _take(self, actor: RayActor, id: int, future: Any) -> None:
-        error = future.exception()
-        if error is not None:
+    def _take(self, actor: RayActor, id: int, result: Any) -> None:
+        if isinstance(result, BaseException):
             entry = actor.calls.get(id)
-            if entry is None or isinstance(error, _fatal()):
-                self._died(actor, str(error), isinstance(error, ray.exceptions.ActorDiedError))
+            if entry is None or isinstance(result, _fatal()):
+                self._died(actor, str(result), isinstance(result, ray.exceptions.ActorDiedError))
             else:  # Ray lost the result, or could not store it
-                self.finished(actor, id, describe_error(error, actor.name, entry[1].method), True)
+                self.finished(actor, id, describe_error(result, actor.name, entry[1].method), True)
             return
-        kind, numbers, payload = self._open(future.result())
+        kind, numbers, payload = self._open(result)
         actor.last_micros = numbers[0]
         pairs = iter(numbers[1:])
         for handle, arrivals in zip(pairs, pairs, strict=True):
@@ -390,16 +396,16 @@ class RayEngine(EngineCore):
 
     # Requests from actors.
 
-    def _asked(self, future: Any) -> None:
+    def _asked(self, result: Any) -> None:
         if self.closed:
             return
-        if future.exception() is not None:  # without it nobody can ask: start again with a new one
+        if isinstance(result, BaseException):  # without it nobody can ask: start again with a new one
             self._mailbox = None
             for orphan in list(self._living.values()):
                 self._lost(orphan, ActorDied(f"{orphan.name} died with the mailbox of its engine", orphan.name))
             return
         self._when(self._mailbox.take.remote(), self._asked)
-        for id, wire in future.result():
+        for id, wire in result:
             kind, (key,), payload = self._open(wire)
             actor = self._living.get(key)
             if actor is None:
@@ -523,7 +529,7 @@ def _pack(payload: Payload, kind: int = _RESULT, numbers: Sequence[int] = (), ha
 
 def _unpack(wire: Wire) -> tuple[int, tuple[int, ...], tuple[int, ...], Payload]:
     """Return kind, numbers, ids of handles and payload."""
-    frame, *buffers = [wire] if isinstance(wire, bytes) else wire
+    frame, buffers = (wire, []) if isinstance(wire, bytes) else (wire[0], wire[1:])
     kind, num_numbers, num_handles = _HEADER.unpack_from(frame)
     total = num_numbers + num_handles
     numbers = struct.unpack_from(f"<{total}Q", frame, _HEADER.size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raceway.engine import _codec
@@ -16,6 +16,7 @@ from raceway.errors import ConfigError, DeadlockError, EngineClosed, ForeignRefe
 from raceway.runner._future import Future
 from raceway.runner._objects import Deserializer, Known, ObjectRef, StoredObject, fold
 from raceway.runner._pool import Pool, first_error
+from raceway.runner._tally import Tally
 
 _hubs: dict[str, Hub] = {}
 """The runs of this process, by id."""
@@ -64,7 +65,7 @@ class Hub:
         self._owns_engine = owns_engine
         self._service_ids = itertools.count(1)
         _hubs[self.run] = self
-        engine.serve(answer)
+        engine.serve(_answer)
 
     # Services.
 
@@ -190,7 +191,7 @@ class Hub:
             return
         caller = self.engine.running()
         if caller is not None:
-            self._park(caller, futures, tally)
+            self.park(caller, futures, tally)
         try:
             self.engine.flush()
             self.engine.block(tally.ready, timeout)
@@ -198,7 +199,7 @@ class Hub:
             if caller is not None:
                 self.waiting.pop(caller, None)
 
-    def _park(self, actor: CoreActor, futures: Sequence[Future[Any]], tally: Tally) -> None:
+    def park(self, actor: CoreActor, futures: Sequence[Future[Any]], tally: Tally) -> None:
         """Note that a worker waits, so that others are started for what it waits for. Called without the lock."""
         with self.engine.lock:
             if tally.needs_all:
@@ -341,46 +342,10 @@ def _name_of(target: Any) -> str:
     return type(target).__name__
 
 
-class Tally:
-    """Counts how many of some futures are done."""
+def _answer(actor: Actor, request: tuple[str, str, tuple[Any, ...]]) -> Any:
+    """Answer what a worker asks: (run, verb, arguments). Called with the engine's lock."""
+    from raceway.runner._requests import VERBS
 
-    def __init__(self, futures: Sequence[Future[Any]], count: int | None = None, or_failure: bool = False) -> None:
-        wanted = len(futures) if count is None else count
-        if not 0 <= wanted <= len(futures):
-            raise ConfigError(f"count must be between 0 and the {len(futures)} futures given, not {count!r}")
-        self._futures = futures
-        self._left = wanted
-        self._or_failure = or_failure
-        self._failed = False
-        self.needs_all = wanted == len(futures)
-        for future in futures:
-            if future._state == 0:
-                future.add_done_callback(self._one)
-            else:
-                self._one(future)
-
-    def _one(self, future: EngineFuture[Any]) -> None:
-        self._left -= 1
-        if self._or_failure and future._state == 3:
-            self._failed = True
-
-    def ready(self) -> bool:
-        return self._left <= 0 or self._failed
-
-    def results(self) -> list[Any]:
-        """Return the results in order, or raise the first failure there is."""
-        if self._failed:
-            for future in self._futures:
-                if future._state == 3:
-                    raise future._failure()
-        return [future.result() for future in self._futures]
-
-
-# What workers ask for: (run, verb, arguments).
-
-
-def answer(actor: Actor, request: tuple[str, str, tuple[Any, ...]]) -> Any:
-    """Answer a worker. Called with the engine's lock; a future is answered when it is done."""
     run, verb, args = request
     assert isinstance(actor, CoreActor)
     hub = next((hub for hub in _hubs.values() if actor in hub.pools), None)
@@ -388,83 +353,4 @@ def answer(actor: Actor, request: tuple[str, str, tuple[Any, ...]]) -> Any:
         raise EngineClosed("the run that this worker belonged to is closed")
     if run and run != hub.run:
         raise ForeignReference(f"a worker of the Runner {hub.name!r} cannot use the Runner of {run!r}")
-    return _VERBS[verb](hub, actor, *args)
-
-
-def _await(
-    hub: Hub,
-    actor: CoreActor,
-    futures: list[Future[Any]],
-    count: int | None,
-    timeout: float | None,
-    finish: Callable[[Tally], Any],
-    or_failure: bool,
-) -> Any:
-    """Give a promise that is kept with `finish(tally)` when so many futures are done or the time is up."""
-    hub.check_futures(futures)
-    tally = Tally(futures, count, or_failure)
-    if tally.ready():
-        return finish(tally)
-    promise = hub.engine.promise()
-    hub._park(actor, futures, tally)
-
-    def settle() -> None:
-        if promise.done():
-            return
-        hub.waiting.pop(actor, None)
-        try:
-            promise.fulfil(finish(tally))
-        except Exception as error:
-            promise.fail(error)
-        hub.engine.reactor.changed()
-
-    for future in futures:
-        future.add_done_callback(lambda _: settle() if tally.ready() else None)
-    if timeout is not None:
-        hub.engine.reactor.at(hub.engine.clock() + timeout, settle)
-    return promise
-
-
-def _get(hub: Hub, actor: CoreActor, futures: list[Future[Any]], timeout: float | None) -> Any:
-    def finish(tally: Tally) -> list[Any]:
-        if not tally.ready():
-            raise WaitTimeout(f"the futures are not done after {timeout:g} s; still going on")
-        return tally.results()
-
-    return _await(hub, actor, futures, None, timeout, finish, or_failure=True)
-
-
-def _wait(hub: Hub, actor: CoreActor, futures: list[Future[Any]], count: int | None, timeout: float | None) -> Any:
-    def finish(_: Tally) -> list[bool]:
-        return [future.done() for future in futures]
-
-    if timeout == 0:
-        return finish(Tally(futures, count))
-    return _await(hub, actor, futures, count, timeout, finish, or_failure=False)
-
-
-def _read(hub: Hub, actor: CoreActor, ref: ObjectRef, epoch: int, num_patches: int) -> Any:
-    news = hub.object(ref).since(epoch, num_patches)
-    hub.engine.supply(actor, ([news[1]] if news[1] is not None else []) + news[2])
-    return news
-
-
-def _compacted(hub: Hub, actor: CoreActor, ref: ObjectRef, epoch: int, num_folded: int, base: Ref) -> bool:
-    stored = hub.object(ref)
-    if stored.epoch != epoch:
-        return False
-    stored.replace(base, num_folded)
-    return True
-
-
-_VERBS: dict[str, Callable[..., Any]] = {
-    "submit": lambda hub, actor, *call: [hub.submit(*call)],
-    "get": _get,
-    "wait": _wait,
-    "cancel": lambda hub, actor, future: future.cancel(),
-    "object": lambda hub, actor, ref: hub.put_object(ref),
-    "read": _read,
-    "update": lambda hub, actor, ref, value: hub.update(ref, value),
-    "patch": lambda hub, actor, ref, patch: hub.patch(ref, patch),
-    "compacted": _compacted,
-}
+    return VERBS[verb](hub, actor, *args)

@@ -326,9 +326,9 @@ if {busy!r} != "starting":
         actor.call("echo", stored).result()
         if {busy!r} != "idle":
             actor.call({busy!r}, *([600] if {busy!r} != "stop" else []))
-    print(engine._launcher.pid, *pids, flush=True)
+    print(engine._starter.process.pid, *pids, flush=True)
 else:
-    print(engine._launcher.pid, flush=True)
+    print(engine._starter.process.pid, flush=True)
 time.sleep(600)
 """
     )

@@ -98,7 +98,7 @@ def test_the_launcher_can_die(engine: ProcessEngine) -> None:
     box = engine.spawn(Box)
     box.ready.result(GENEROUS)
     call = box.call("sleep", 600)
-    engine._launcher.kill()
+    engine._starter.process.kill()
     with pytest.raises(ActorDied, match="launcher"):
         call.result(GENEROUS)
     engine.restart(box).result(GENEROUS)
