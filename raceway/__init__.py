@@ -1,5 +1,30 @@
-"""Raceway: distributed reinforcement learning as a dataflow."""
+"""Raceway: distributed reinforcement learning as a dataflow.
+
+The names below are loaded when they are first used, so that `import raceway` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from raceway.engine import make_engine
+    from raceway.errors import RacewayError
+    from raceway.runner import Runner
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__"]
+__all__ = ["RacewayError", "Runner", "__version__", "make_engine"]
+
+_HOMES = {"RacewayError": "raceway.errors", "Runner": "raceway.runner", "make_engine": "raceway.engine"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'raceway' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -4,11 +4,32 @@ import importlib.metadata
 import subprocess
 import sys
 
+import pytest
+
 import raceway
+import raceway.runner
+from raceway.engine.base import Engine
+from raceway.engine.inline import InlineEngine
+from raceway.engine.process import ProcessEngine
+from raceway.engine.ray import RayEngine
 
 # The stable API. A name is added here on purpose, and removed only after its deprecation (see CONTRIBUTING.md).
-PUBLIC_NAMES = [
-    "__version__",
+PUBLIC_NAMES = ["RacewayError", "Runner", "__version__", "make_engine"]
+RUNNER_NAMES = ["Future", "ObjectRef", "Runner", "Service", "get_object", "patch_object", "update_object"]
+ENGINE_VERBS = [
+    "call",
+    "close",
+    "get",
+    "keep",
+    "kill",
+    "message",
+    "promise",
+    "put",
+    "restart",
+    "send",
+    "serve",
+    "spawn",
+    "wait",
 ]
 
 # Heavy packages that importing raceway must leave to whoever needs them.
@@ -17,11 +38,27 @@ IMPORTED_LATER = {"torch", "ray", "torchrl", "tensordict"}
 
 def test_public_names() -> None:
     assert sorted(raceway.__all__) == sorted(PUBLIC_NAMES)
+    assert sorted(raceway.runner.__all__) == sorted(RUNNER_NAMES)
+    verbs = {name for name, value in vars(Engine).items() if callable(value) and not name.startswith("_")}
+    assert sorted(verbs) == sorted(ENGINE_VERBS)
+
+
+def test_every_engine_has_every_verb() -> None:
+    missing = [
+        (engine.__name__, verb)
+        for engine in (InlineEngine, ProcessEngine, RayEngine)
+        for verb in ENGINE_VERBS
+        if not callable(getattr(engine, verb, None))
+    ]
+    assert missing == []
 
 
 def test_every_public_name_exists() -> None:
-    missing = [name for name in raceway.__all__ if not hasattr(raceway, name)]
-    assert missing == []
+    for module in (raceway, raceway.runner):
+        missing = [name for name in module.__all__ if not hasattr(module, name)]
+        assert missing == []
+    with pytest.raises(AttributeError, match="no attribute 'runer'"):
+        _ = raceway.runer
 
 
 def test_version_is_the_installed_one() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from typing import TYPE_CHECKING, Any
 
-from raceway.errors import ConfigError, unknown
+from raceway.errors import unknown
 
 if TYPE_CHECKING:
     from raceway.engine._core import EngineCore
@@ -32,7 +33,8 @@ def make_engine(name: str | None = None, **options: Any) -> EngineCore:
         from raceway.engine.process import ProcessEngine as cls
     else:
         from raceway.engine.ray import RayEngine as cls
-    try:
-        return cls(**options)
-    except TypeError as error:
-        raise ConfigError(f"the {chosen} engine does not take these options: {error}") from error
+    known = inspect.signature(cls).parameters
+    for option in options:
+        if option not in known:
+            raise unknown(f"option of the {chosen} engine", option, known)
+    return cls(**options)

@@ -84,7 +84,7 @@ class Slot:
         self.index = index
         self.offset = offset
         self.size = size
-        self.pins = 0
+        self.pins: list[None] = []  # a count; a list because appending and popping are atomic
         self.awaited: list[tuple[np.ndarray[Any, Any], int]] = []
 
     def sent_to(self, row: np.ndarray[Any, Any]) -> None:
@@ -112,13 +112,13 @@ class Pin:
 
     def __init__(self, slot: Slot) -> None:
         self.slot = slot
-        slot.pins += 1
+        slot.pins.append(None)
 
     def release(self) -> None:
         """Do nothing: holding this method is holding the pin."""
 
     def __del__(self) -> None:
-        self.slot.pins -= 1
+        self.slot.pins.pop()
 
 
 class Arena:

@@ -48,7 +48,7 @@ class Payload:
         self.keep = keep
 
 
-def encode(value: object) -> Payload:
+def encode(value: object, name: str = "value") -> Payload:
     """Encode a value; raise `SerializationError` naming the part at fault if it cannot travel."""
     if type(value) in _ATOMS:
         return Payload(pickle.dumps(value, 5), [])
@@ -61,7 +61,7 @@ def encode(value: object) -> Payload:
     except SerializationError:
         raise
     except Exception as error:
-        where, part, reason = _find_culprit(value, "value", error)
+        where, part, reason = _find_culprit(value, name, error)
         raise SerializationError(
             f"cannot send {where}: {_shown(part)} of type {type(part).__qualname__} cannot be pickled "
             f"({type(reason).__name__}: {reason}). Leave it out (with a __getstate__), or make it in the worker."

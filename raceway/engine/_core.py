@@ -6,6 +6,7 @@ An engine adds where an actor runs: `_launch`, `_transmit`, `_end`, and for stor
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import traceback
 import uuid
@@ -19,7 +20,6 @@ from raceway.engine._reactor import Reactor
 from raceway.engine.base import Actor, Future, Message, Ref, Resources, Restarts
 from raceway.errors import (
     ActorDied,
-    ActorError,
     ConfigError,
     DeadlineExceeded,
     EngineClosed,
@@ -27,6 +27,7 @@ from raceway.errors import (
     RacewayError,
     RemoteError,
     RestartsExhausted,
+    SerializationError,
     WaitTimeout,
 )
 
@@ -119,6 +120,10 @@ class CoreActor(Actor):
         self.start_timeout = start_timeout
         self.calls: dict[int, tuple[Future[Any], Message]] = {}
         """Calls that are out, by id, in the order sent. The first one runs."""
+        self.due = (0.0, 0)
+        """The deadline of the call that runs, and its id."""
+        self.looked_at = math.inf
+        """When somebody will see whether that has passed."""
         self.restarted_at: list[float] = []
         self.on_lost: Callable[[CoreActor, list[tuple[Future[Any], Message]]], None] | None = None
         """Takes the calls that had not begun when the actor died (a pool gives them to another)."""
@@ -173,7 +178,7 @@ class EngineCore:
         if not isinstance(threads, int) or threads < 1:
             raise ConfigError(f"threads must be a whole number from 1, not {threads!r}")
         self._check_resources(needs)
-        payload = _codec.encode((factory, tuple(args), dict(kwargs or {})))
+        payload = _codec.encode((factory, tuple(args), dict(kwargs or {})), "the factory and its arguments, ")
         with self.lock:
             self._check_open()
             number = next(self._actor_ids)
@@ -239,7 +244,13 @@ class EngineCore:
         if refs:
             args = [ArgRef(arg.id) if isinstance(arg, Ref) else arg for arg in args]
             kwargs = {key: ArgRef(arg.id) if isinstance(arg, Ref) else arg for key, arg in kwargs.items()}
-        message = Message(method, _codec.encode((method, tuple(args), kwargs)), refs)
+        try:
+            payload = _codec.encode((method, tuple(args), kwargs))
+        except SerializationError:
+            for place, arg in itertools.chain(enumerate(args), kwargs.items()):
+                _codec.encode(arg, f"argument {place!r} of {method!r}")
+            raise
+        message = Message(method, payload, refs)
         self._seal(message)
         return message
 
@@ -313,16 +324,29 @@ class EngineCore:
         if not actor.ready.done():
             actor.ready.add_done_callback(lambda _: self._arm(actor, id) if id in actor.calls else None)
             return
-        life = actor.incarnation
-        self.reactor.at(self.clock() + future.timeout, lambda: self._overdue(actor, id, life))
+        actor.due = (self.clock() + future.timeout, id)
+        if actor.due[0] < actor.looked_at:
+            self._set_timer(actor)
 
-    def _overdue(self, actor: CoreActor, id: int, incarnation: int) -> None:
+    def _set_timer(self, actor: CoreActor) -> None:
+        # One timer for an actor, however many of its calls have deadlines; a later one that is due sooner replaces it.
+        when = actor.looked_at = actor.due[0]
+        self.reactor.at(when, lambda: self._look(actor, when))
+
+    def _look(self, actor: CoreActor, timer: float) -> None:
+        """See whether the call that an actor runs is overdue."""
+        if timer != actor.looked_at:
+            return
+        actor.looked_at = math.inf
+        when, id = actor.due
         entry = actor.calls.get(id)
-        if entry is not None and actor.incarnation == incarnation and not self._drained(actor, id):
-            text = (
-                f"{actor.name}.{entry[1].method} ran for more than {entry[0].timeout:g} s, so {actor.name} was killed"
-            )
-            self._lost(actor, DeadlineExceeded(text, actor.name))
+        if entry is None:
+            return
+        if self.clock() < when:  # it runs another by now, which has time left
+            self._set_timer(actor)
+        elif not self._drained(actor, id):
+            ran = f"{actor.name}.{entry[1].method} ran for more than {entry[0].timeout:g} s"
+            self._lost(actor, DeadlineExceeded(f"{ran}, so {actor.name} was killed", actor.name))
 
     def _drained(self, actor: CoreActor, id: int) -> bool:
         """Whether the reply had arrived, only unread."""
@@ -422,7 +446,8 @@ class EngineCore:
         try:
             self.block(lambda: left <= 0, timeout)
         except WaitTimeout:
-            pass
+            for future in futures:
+                future.remove_done_callback(tick)
         return [f for f in futures if f.done()], [f for f in futures if not f.done()]
 
     def promise(self) -> Future[Any]:
@@ -516,6 +541,3 @@ def _owned(payload: Payload) -> Payload:
         copy.flags.writeable = False
         buffers.append(copy)
     return Payload(payload.body, buffers, payload.handles)
-
-
-__all__ = ["ActorError", "CoreActor", "EngineCore", "describe_error", "revive_error", "run_call"]

@@ -11,6 +11,7 @@ from raceway.engine._reactor import Reactor
 
 _log = logging.getLogger("raceway.worker")
 _TAIL_LINES = 30
+_READS_A_TURN = 64
 
 
 class Output:
@@ -26,8 +27,10 @@ class Output:
         reactor.watch(self.fd, lambda mask: self.drain())
 
     def drain(self) -> None:
-        """Take in all that is there; at the end, close."""
-        while self.fd >= 0:
+        """Take in what is there, within reason (it may never stop); at the end, close."""
+        for _ in range(_READS_A_TURN):
+            if self.fd < 0:
+                return
             try:
                 data = os.read(self.fd, 1 << 16)
             except BlockingIOError:

@@ -77,7 +77,9 @@ class Starter:
                     self._line.send(data)
                 return
             except BlockingIOError:
-                select.select([], [self._line], [], 1.0)
+                room = select.poll()
+                room.register(self._line, select.POLLOUT)
+                room.poll(1000)
             except OSError:
                 return  # it is gone, and will be found to be
 

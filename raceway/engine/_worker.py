@@ -79,12 +79,11 @@ class Worker:
         kind, decoded = _wire.RESULT, None
         try:
             decoded = _codec.decode(call)
-            result = _codec.encode(run_call(self._target, decoded, self._read_object))
-            parcel = _wire.Parcel(result, self._arena)
+            parcel = self._parcel(_codec.encode(run_call(self._target, decoded, self._read_object), "the result"))
         except BaseException as error:
             kind = _wire.FAILURE
             method = decoded[0] if decoded is not None else "?"
-            parcel = _wire.Parcel(describe_error(error, self.actor, method, skip=2), self._arena)
+            parcel = self._parcel(describe_error(error, self.actor, method, skip=2))
         micros = min((time.perf_counter_ns() - start) // 1000, 0xFFFFFFFF)
         self._send_parcel(kind, id, parcel, micros)
         if self._handles.dropped or call.handles:
@@ -93,8 +92,12 @@ class Worker:
 
     # Out.
 
+    def _parcel(self, payload: Payload) -> _wire.Parcel:
+        with self._lock:  # the user's threads may send too
+            return _wire.Parcel(payload, self._arena)
+
     def _send(self, kind: int, id: int, payload: Payload) -> None:
-        self._send_parcel(kind, id, _wire.Parcel(payload, self._arena))
+        self._send_parcel(kind, id, self._parcel(payload))
 
     def _send_parcel(self, kind: int, id: int, parcel: _wire.Parcel, extra: int = 0) -> None:
         if parcel.slot is not None:

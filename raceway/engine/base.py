@@ -161,6 +161,12 @@ class Future(Generic[T]):
                 return
         callback(self)
 
+    def remove_done_callback(self, callback: Callable[[Future[T]], None]) -> None:
+        """Forget a callback, if it has not been called."""
+        with self._engine.lock:
+            if self._listeners is not None and callback in self._listeners:
+                self._listeners.remove(callback)
+
     def __repr__(self) -> str:
         state = ("pending", "done", "done", "failed")[self._state]
         where = f"{self.actor.name}." if self.actor is not None else ""

@@ -85,7 +85,9 @@ class InlineEngine(EngineCore):
 
     def _run(self, actor: InlineActor, id: int, message: Message) -> None:
         try:
-            result = _owned(_codec.encode(run_call(actor.target, _codec.decode(message.payload), self._read)))
+            result = _owned(
+                _codec.encode(run_call(actor.target, _codec.decode(message.payload), self._read), "the result")
+            )
             failed = False
         except KeyboardInterrupt:
             raise

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import resource
 import signal
 import struct
 import sys
@@ -83,6 +84,7 @@ class ProcessEngine(EngineCore):
         budget = total // 2 if shared_memory is None else shared_memory
         if not isinstance(budget, int) or budget < 1 << 20:
             raise ConfigError(f"shared_memory must be a number of bytes, at least 1 MiB, not {shared_memory!r}")
+        _allow_many_files()
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         super().__init__(Reactor(clock), cores)
         self._budget = budget
@@ -360,6 +362,14 @@ class ProcessEngine(EngineCore):
         for fd in (self._life_held, self._starter.fileno(), *links):
             with contextlib.suppress(OSError):
                 os.close(fd)
+
+
+def _allow_many_files() -> None:
+    """Raise the limit of open files as far as it goes: a worker takes five, and 1,024 is a usual limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        most = 1 << 16 if hard == resource.RLIM_INFINITY else hard
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
 def _kill(pidfd: int) -> None:

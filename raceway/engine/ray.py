@@ -76,6 +76,8 @@ class RayActor(CoreActor):
     key = 0
     """Names one incarnation; what arrives under an older key is discarded."""
     handle: Any = None
+    invoke: Any = None
+    """The method of the handle that runs calls; to look it up costs."""
     node = ""
     wire: Wire = None
     """The encoded constructor."""
@@ -138,7 +140,7 @@ class RayEngine(EngineCore):
 
     def _start_ray(self, address: str, options: dict[str, Any]) -> None:
         """Start or join Ray. Its processes block SIGINT by themselves, so Ctrl-C reaches the driver alone."""
-        options = {"address": address, "log_to_driver": True, "logging_level": logging.WARNING} | options
+        options = {"address": address, "log_to_driver": True, "logging_level": logging.ERROR} | options
         environ = {}
         if self._is_local:
             options.setdefault("include_dashboard", False)
@@ -196,9 +198,6 @@ class RayEngine(EngineCore):
     # Starting and ending an actor.
 
     def _check_resources(self, needs: Resources) -> None:
-        custom = dict(needs.custom or {})
-        for name in {"CPU", "GPU"} & custom.keys():
-            raise ConfigError(f"in resources= Ray's {name!r} is called {name.lower() + 's'!r}")
         asked = _wanted(needs)
         if not asked:
             return
@@ -218,13 +217,11 @@ class RayEngine(EngineCore):
             self._open_mailbox()
         if actor.wire is None:
             actor.wire = _share(actor.factory)
-        key = actor.key = next(self._keys)
-        self._living[key] = actor
-        actor.node, actor.parked = "", 0
-        needs = actor.resources
+        needs, key = actor.resources, next(self._keys)
         options: dict[str, Any] = {"num_cpus": needs.cpus or 0, "num_gpus": needs.gpus, "resources": needs.custom}
         if not (self._is_local and actor.threads == 1):
             options["runtime_env"] = {"env_vars": thread_environment(actor.threads)}
+        options |= {"max_restarts": 0, "max_task_retries": 0, "enable_task_events": False}
         spec = {
             "uid": self.uid,
             "name": actor.name,
@@ -234,7 +231,10 @@ class RayEngine(EngineCore):
             "argv": sys.argv,
             "sources": self._sources,
         }
-        actor.handle = self._actor_class.options(max_restarts=0, max_task_retries=0, **options).remote(spec)
+        actor.handle = self._actor_class.options(**options).remote(spec)
+        actor.invoke = actor.handle.invoke
+        actor.key, actor.node, actor.parked = key, "", 0
+        self._living[key] = actor
         self._when(actor.handle.where.remote(), partial(self._placed, key))
         self._when(self._mailbox.watch.remote([actor.handle]), partial(self._ended, key))
         self._call_ray(actor, 0, actor.handle.construct, actor.factory.handles, actor.wire)
@@ -259,17 +259,15 @@ class RayEngine(EngineCore):
         actor = self._living.get(key)
         if actor is None or actor.ready.done():
             return
-        text = f"{actor.name} was not ready after {actor.start_timeout:g} s (start_timeout)"
-        asked = _wanted(actor.resources)
+        asked, free = _wanted(actor.resources), ray.available_resources()
         if actor.pid is not None:
-            text += f": its constructor was still running (pid {actor.pid} on node {actor.node})"
-        elif asked:
-            free = ray.available_resources()
-            text += (
-                f": it asked for {_shown(asked)}, and the cluster has {_shown({n: free.get(n, 0) for n in asked})} free"
-            )
+            why = f"its constructor was still running (pid {actor.pid} on node {actor.node})"
         else:
-            text += ": Ray had not started its process"
+            why = "Ray had not started its process"
+            if asked:
+                has = _shown({name: free.get(name, 0) for name in asked})
+                why += f"; it asked for {_shown(asked)}, and the cluster has {has} free"
+        text = f"{actor.name} was not ready after {actor.start_timeout:g} s (start_timeout): {why}"
         self._lost(actor, ActorStartError(text, actor.name))
 
     def _ended(self, key: int, result: Any) -> None:
@@ -280,7 +278,8 @@ class RayEngine(EngineCore):
 
     def _died(self, actor: RayActor, why: str, is_gone: bool) -> None:
         kind, when = (ActorDied, "") if actor.ready.done() else (ActorStartError, " before it was ready")
-        failure = kind(f"{actor.name} (pid {actor.pid}) died{when}. {_reason(why)}", actor.name)
+        which = actor.name if actor.pid is None else f"{actor.name} (pid {actor.pid})"
+        failure = kind(f"{which} died{when}. {_reason(why)}", actor.name)
         if is_gone:
             actor.pid = None  # there is no process left to kill
         self._lost(actor, failure)
@@ -290,7 +289,7 @@ class RayEngine(EngineCore):
         if self._living.pop(actor.key, None) is None:
             return  # it waits to be restarted
         pid, node, handle = actor.pid, actor.node, actor.handle
-        actor.pid = actor.handle = None
+        actor.pid = actor.handle = actor.invoke = None
         actor.out.clear()
         actor.queue.clear()
         if not ray.is_initialized():
@@ -324,7 +323,7 @@ class RayEngine(EngineCore):
         assert isinstance(actor, RayActor)
         if actor.key not in self._living:
             return  # it waits to be restarted: `_launch` will send it
-        if not (actor.hands_back and actor.out):
+        if not (actor.hands_back and (actor.out or actor.queue)):
             self._submit(actor, id, message)
             return
         actor.queue[id] = message
@@ -339,7 +338,7 @@ class RayEngine(EngineCore):
             return
         values = [value for value in stored if value is not None]
         handles = [handle for part in (message.payload, *values) for handle in part.handles or ()]
-        self._call_ray(actor, id, actor.handle.invoke, handles, message.wire, *(value.keep for value in values))
+        self._call_ray(actor, id, actor.invoke, handles, message.wire, *(value.keep for value in values))
 
     def _call_ray(self, actor: RayActor, id: int, method: Any, handles: Sequence[Handle] | None, *wires: Wire) -> None:
         self._count(actor, handles)
@@ -352,25 +351,25 @@ class RayEngine(EngineCore):
 
     def _replied(self, actor: RayActor, key: int, id: int, result: Any) -> None:
         """Take in replies in the order of their calls: Ray may tell of a small one before the large one before it."""
+        if self._living.get(key) is not actor:
+            return
         actor.out[id] = result
-        while self._living.get(key) is actor and actor.out:
-            first = next(iter(actor.out))
-            reply = actor.out[first]
+        for first in list(actor.out):
+            reply = actor.out.get(first)
             if reply is None:
                 return
             del actor.out[first]
             self._take(actor, first, reply)
-            if actor.queue and not actor.out and self._living.get(key) is actor:
+            while actor.queue and not actor.out:
                 following = next(iter(actor.queue))
                 self._submit(actor, following, actor.queue.pop(following))
 
     def _take(self, actor: RayActor, id: int, result: Any) -> None:
         if isinstance(result, BaseException):
-            entry = actor.calls.get(id)
-            if entry is None or isinstance(result, _fatal()):
+            if id == 0 or isinstance(result, _fatal()):
                 self._died(actor, str(result), isinstance(result, ray.exceptions.ActorDiedError))
             else:  # Ray lost the result, or could not store it
-                self.finished(actor, id, describe_error(result, actor.name, entry[1].method), True)
+                self.finished(actor, id, describe_error(result, actor.name, actor.calls[id][1].method), True)
             return
         kind, numbers, payload = self._open(result)
         actor.last_micros = numbers[0]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from raceway.engine.base import Ref
 from raceway.engine.host import Host, host
-from raceway.errors import ConfigError, RacewayError
+from raceway.errors import ConfigError, RacewayError, WaitTimeout
 from raceway.runner._future import FutureRef
 from raceway.runner._objects import Deserializer, Known, ObjectRef, fold
 
@@ -73,15 +73,24 @@ class Client:
 
     def read(self, ref: ObjectRef, deserializer: Deserializer | None) -> Any:
         """Return the latest state of an object, fetching only what is new."""
-        return fold(ref, self._news(ref, fresh=deserializer is None), deserializer)
+        # Without a deserializer the caller owns the value, so it must not be the one that is remembered.
+        known = self.news(ref) if deserializer is not None else self._learn(ref, Known())
+        return fold(ref, known, deserializer)
 
-    def _news(self, ref: ObjectRef, fresh: bool = False) -> Known:
+    def news(self, ref: ObjectRef) -> Known:
+        """Return all of an object, having read what is new of it."""
+        return self._learn(ref, ref._table.cache.setdefault(ref.id, Known()))
+
+    def _learn(self, ref: ObjectRef, known: Known) -> Known:
         if not isinstance(ref, ObjectRef):
             raise ConfigError(f"an object is named by what put_object returned, not by {ref!r}")
-        # Without a deserializer the caller owns the value, so it is not the remembered one.
-        known = Known() if fresh else ref._table.cache.setdefault(ref.id, Known())
-        known.learn(self._ask("read", ref, known.epoch, len(known.patches)))
-        return known
+        with known.lock:
+            known.learn(self._ask("read", ref, known.epoch, len(known.patches)))
+            return known.copy()
+
+    def compacted(self, ref: ObjectRef, epoch: int, num_folded: int, base: Ref) -> bool:
+        """Replace base and first patches by what was made of them, unless the base is another by now."""
+        return bool(self._ask("compacted", ref, epoch, num_folded, base))
 
     def update(self, ref: ObjectRef, value: Ref) -> ObjectRef:
         """Replace an object."""
@@ -93,14 +102,14 @@ class Client:
         self._ask("patch", ref, patch)
         return ref
 
-    def compact(self, ref: ObjectRef, deserializer: Deserializer) -> ObjectRef:
-        """Fold an object's patches into its base; again, if somebody replaced it meanwhile."""
-        while True:
-            known = self._news(ref)
-            num_folded = len(known.patches)
-            base = self.put(fold(ref, known, deserializer))
-            if self._ask("compacted", ref, known.epoch, num_folded, base):
-                return ref
+    def select(self, futures: Sequence[FutureRef], timeout: float | None) -> Iterator[FutureRef]:
+        """Yield the futures as they are done."""
+        pending = list(futures)
+        while pending:
+            done, pending = self.wait(pending, 1, timeout)
+            if not done:
+                raise WaitTimeout(f"none of {len(pending)} futures was done after {timeout:g} s")
+            yield from done
 
     def close(self) -> None:
         """Leave the run: it is the driver's to close."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import itertools
 import uuid
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from raceway.engine import _codec
@@ -186,6 +187,18 @@ class Hub:
         self._block(futures, tally, timeout)
         return tally.results()
 
+    def select(self, futures: Sequence[Future[Any]], timeout: float | None) -> Iterator[Future[Any]]:
+        """Yield the futures as they are done."""
+        self.check_futures(futures)
+        done: deque[Any] = deque()
+        for future in futures:
+            future.add_done_callback(done.append)
+        for _ in futures:
+            if not done:
+                pending = [future for future in futures if not future.done()]
+                self._block(pending, Tally(pending, 1), timeout)
+            yield done.popleft()
+
     def _block(self, futures: Sequence[Future[Any]], tally: Tally, timeout: float | None) -> None:
         if tally.ready():
             return
@@ -196,6 +209,7 @@ class Hub:
             self.engine.flush()
             self.engine.block(tally.ready, timeout)
         finally:
+            tally.forget()
             if caller is not None:
                 self.waiting.pop(caller, None)
 
@@ -268,13 +282,16 @@ class Hub:
         """Return the latest state of an object."""
         with self.engine.lock:
             stored = self.object(ref)
-            if deserializer is None and not stored.patches:
-                base = stored.base
-            else:
-                base = None
-                known = self.table.cache.setdefault(ref.id, Known())
-                known.learn(stored.since(known.epoch, len(known.patches)))
-        return base.get() if base is not None else fold(ref, known, deserializer)
+            base = stored.base if deserializer is None and not stored.patches else None
+        return base.get() if base is not None else fold(ref, self.news(ref), deserializer)
+
+    def news(self, ref: ObjectRef) -> Known:
+        """Return all of an object, having read what is new of it."""
+        with self.engine.lock:
+            stored = self.object(ref)
+            known: Known = self.table.cache.setdefault(ref.id, Known())
+            known.learn(stored.since(known.epoch, len(known.patches)))
+            return known.copy()
 
     def update(self, ref: ObjectRef, value: Ref) -> ObjectRef:
         """Replace an object."""
@@ -289,15 +306,14 @@ class Hub:
             self.object(ref).patches.append(patch)
         return ref
 
-    def compact(self, ref: ObjectRef, deserializer: Deserializer) -> ObjectRef:
-        """Fold an object's patches into its base."""
+    def compacted(self, ref: ObjectRef, epoch: int, num_folded: int, base: Ref) -> bool:
+        """Replace base and first patches by what was made of them, unless the base is another by now."""
         with self.engine.lock:
-            num_folded = len(self.object(ref).patches)
-            value = self.read(ref, deserializer)
-        base = self.engine.put(value)
-        with self.engine.lock:
-            self.object(ref).replace(base, num_folded)
-        return ref
+            stored = self.object(ref)
+            if stored.epoch != epoch:
+                return False
+            stored.replace(base, num_folded)
+            return True
 
     # Checks and the end.
 

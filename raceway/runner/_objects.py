@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from raceway.engine._handles import Handle
 from raceway.engine.base import Ref
@@ -48,6 +49,12 @@ class Known:
     epoch: int = -1
     base: Any = None
     patches: list[Any] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while it learns: two threads must not both add what is new."""
+
+    def copy(self) -> Known:
+        """Return what is known now, as it stays while others learn on."""
+        return Known(self.epoch, self.base, list(self.patches))
 
     def learn(self, news: tuple[int, Ref | None, list[Ref]]) -> None:
         epoch, base, patches = news
@@ -59,10 +66,32 @@ class Known:
 def fold(ref: ObjectRef, known: Known, deserializer: Deserializer | None) -> Any:
     """Make the value of what was read. The same base and patches are passed each time: they must not be changed."""
     if deserializer is not None:
-        return deserializer(known.base, list(known.patches))
+        return deserializer(known.base, known.patches)
     if known.patches:
         raise ConfigError(
             f"{ref!r} has {len(known.patches)} patches, so reading it needs get_object(ref, deserializer=...), "
             "a function of (base, patches)"
         )
     return known.base
+
+
+def compact(side: Side, ref: ObjectRef, deserializer: Deserializer) -> ObjectRef:
+    """Fold an object's patches into its base; again, if somebody replaced it meanwhile."""
+    while True:
+        known = side.news(ref)
+        base = side.put(fold(ref, known, deserializer))
+        if side.compacted(ref, known.epoch, len(known.patches), base):
+            return ref
+
+
+class Side(Protocol):
+    """Either side of a run: the hub in the driver, the client in a worker."""
+
+    def put(self, value: Any) -> Ref:
+        """Store a value."""
+
+    def news(self, ref: ObjectRef) -> Known:
+        """Return all of an object, having read what is new of it."""
+
+    def compacted(self, ref: ObjectRef, epoch: int, num_folded: int, base: Ref) -> bool:
+        """Replace base and first patches by what was made of them, unless the base is another by now."""

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from raceway.engine._core import CoreActor
-from raceway.engine.base import Ref
 from raceway.errors import WaitTimeout
 from raceway.runner._future import Future
 from raceway.runner._hub import Hub
@@ -72,14 +71,6 @@ def _read(hub: Hub, actor: CoreActor, ref: ObjectRef, epoch: int, num_patches: i
     return news
 
 
-def _compacted(hub: Hub, actor: CoreActor, ref: ObjectRef, epoch: int, num_folded: int, base: Ref) -> bool:
-    stored = hub.object(ref)
-    if stored.epoch != epoch:
-        return False
-    stored.replace(base, num_folded)
-    return True
-
-
 VERBS: dict[str, Callable[..., Any]] = {
     "submit": lambda hub, actor, *call: [hub.submit(*call)],
     "get": _get,
@@ -89,5 +80,5 @@ VERBS: dict[str, Callable[..., Any]] = {
     "read": _read,
     "update": lambda hub, actor, ref, value: hub.update(ref, value),
     "patch": lambda hub, actor, ref, patch: hub.patch(ref, patch),
-    "compacted": _compacted,
+    "compacted": lambda hub, actor, *args: hub.compacted(*args),
 }

@@ -10,11 +10,11 @@ from typing import Any
 
 from raceway.engine import make_engine
 from raceway.engine._core import EngineCore
-from raceway.errors import ConfigError, WaitTimeout, unknown
+from raceway.errors import ConfigError, unknown
 from raceway.runner._client import Client
 from raceway.runner._future import Future, FutureRef
 from raceway.runner._hub import Hub, find_hub
-from raceway.runner._objects import Deserializer, ObjectRef
+from raceway.runner._objects import Deserializer, ObjectRef, compact
 
 
 class Service:
@@ -146,12 +146,7 @@ class Runner:
 
     def select(self, futures: Sequence[Any], timeout: float | None = None) -> Iterator[Any]:
         """Yield the futures as they are done. `timeout` bounds the wait for each."""
-        pending = _listed(futures)
-        while pending:
-            done, pending = self._hub.wait(pending, 1, timeout)
-            if not done:
-                raise WaitTimeout(f"none of {len(pending)} futures was done after {timeout:g} s")
-            yield from done
+        yield from self._hub.select(_listed(futures), timeout)
 
     def put_object(self, value: Any) -> ObjectRef:
         """Store a value; as an argument of a call the reference arrives as the value, written once for all readers."""
@@ -177,7 +172,7 @@ class Runner:
 
     def compact_object(self, ref: ObjectRef, deserializer: Deserializer) -> ObjectRef:
         """Replace an object by what the deserializer makes of it, so that reads do not grow with its history."""
-        return self._hub.compact(ref, deserializer)  # type: ignore[no-any-return]
+        return compact(self._hub, ref, deserializer)
 
     def close(self) -> None:
         """End all services. Calls that are still out fail with EngineClosed."""

@@ -33,6 +33,12 @@ class Tally:
         if self._or_failure and future._state == 3:
             self._failed = True
 
+    def forget(self) -> None:
+        """Stop counting: a future that is waited for again and again must not remember each time."""
+        if self._left > 0:
+            for future in self._futures:
+                future.remove_done_callback(self._one)
+
     def ready(self) -> bool:
         return self._left <= 0 or self._failed
 

@@ -253,6 +253,15 @@ def test_a_deadline_counts_from_the_start_of_execution(engine: EngineCore) -> No
     assert [call.result(GENEROUS) for call in queued] == ["slept"] * 3
 
 
+@engines(*REMOTE)
+def test_a_short_deadline_after_a_long_one(engine: EngineCore) -> None:
+    box = engine.spawn(Box)
+    box.ready.result(GENEROUS)
+    assert engine.send(box, engine.message("sleep", (0.0,)), timeout=500).result(GENEROUS) == "slept"
+    with pytest.raises(DeadlineExceeded):
+        engine.send(box, engine.message("sleep", (600,)), timeout=0.3).result(GENEROUS)
+
+
 # 7: restarts.
 
 
