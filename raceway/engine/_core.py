@@ -125,6 +125,8 @@ class CoreActor(Actor):
         self.looked_at = math.inf
         """When somebody will see whether that has passed."""
         self.restarted_at: list[float] = []
+        self.resting = False
+        """Whether it waits to be restarted: calls are kept until it is."""
         self.on_lost: Callable[[CoreActor, list[tuple[Future[Any], Message]]], None] | None = None
         """Takes the calls that had not begun when the actor died (a pool gives them to another)."""
         self.on_free: Callable[[CoreActor], None] | None = None
@@ -222,6 +224,7 @@ class EngineCore:
             wait = 0.0 if num_recent == 0 else min(policy.backoff_most, policy.backoff * 2 ** (num_recent - 1))
             if wait:
                 incarnation = core.incarnation
+                core.resting = True
                 self.reactor.at(now + wait, lambda: self._relaunch(core, incarnation))
             else:
                 self._launch(core)
@@ -229,7 +232,10 @@ class EngineCore:
 
     def _relaunch(self, actor: CoreActor, incarnation: int) -> None:
         if not self.closed and actor.error is None and actor.incarnation == incarnation:
+            actor.resting = False
             self._launch(actor)
+            for id, (_, message) in list(actor.calls.items()):
+                self._transmit(actor, id, message)
 
     # Calls.
 
@@ -285,7 +291,8 @@ class EngineCore:
         actor.calls[id] = (future, message)
         if future.timeout is not None and len(actor.calls) == 1:
             self._arm(actor, id)
-        self._transmit(actor, id, message)
+        if not actor.resting:
+            self._transmit(actor, id, message)
 
     def finished(self, actor: CoreActor, id: int, payload: Payload, failed: bool) -> None:
         """Take in the reply to a call. Called with the lock."""
@@ -357,7 +364,10 @@ class EngineCore:
         if actor.error is not None:
             return
         actor.error = error
-        self._end(actor)
+        if actor.resting:
+            actor.resting = False  # there is nothing to end
+        else:
+            self._end(actor)
         self._handles.peer_gone(actor)
         calls, actor.calls = list(actor.calls.values()), {}
         was_ready = actor.ready.done()

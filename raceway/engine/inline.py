@@ -111,7 +111,12 @@ class InlineEngine(EngineCore):
             raise DeadlockError(
                 f"{on.actor.name} waits for its own call {on.method!r}, which can only run after this one"
             )
-        super().block(ready, timeout, on)
+        until = None if timeout is None else time.monotonic() + timeout
+        self.flush()
+        while not ready():
+            left = None if until is None else max(0.0, until - time.monotonic())
+            super().block(lambda: ready() or self._runnable, left, on)
+            self.flush()  # an actor that was to rest before its restart has come back
 
     def _end(self, actor: CoreActor) -> None:
         assert isinstance(actor, InlineActor)

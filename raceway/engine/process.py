@@ -207,8 +207,6 @@ class ProcessEngine(EngineCore):
     def _end(self, actor: CoreActor) -> None:
         """Let go of a worker; kill its process, unless it is idle and the engine closes: then it leaves by itself."""
         assert isinstance(actor, ProcessActor)
-        if self._workers.get(actor.place) is not actor:
-            return  # it waits to be restarted and has no process
         del self._workers[actor.place]
         self._leaving.add(actor.place)
         if not (self.closed and actor.ready.done() and not actor.calls):

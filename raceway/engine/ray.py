@@ -243,7 +243,7 @@ class RayEngine(EngineCore):
             self._transmit(actor, id, message)
 
     def _open_mailbox(self) -> None:
-        here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(self._node, soft=True)
+        here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(self._node, soft=False)
         mailbox: Any = ray.remote(_mailbox_class())
         self._mailbox = mailbox.options(num_cpus=0, max_concurrency=1_000_000, scheduling_strategy=here).remote()
         self._when(self._mailbox.take.remote(), self._asked)

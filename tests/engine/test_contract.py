@@ -289,6 +289,21 @@ def test_results_of_an_earlier_life_are_discarded(engine: EngineCore) -> None:
 
 
 @engines(*ALL)
+def test_calls_sent_before_a_restart_wait_for_it(engine: EngineCore) -> None:
+    box = engine.spawn(Box, restarts=Restarts(budget=9, backoff=0.3))
+    for _ in range(2):
+        engine.restart(box)  # the second one has to wait
+    calls = [box.call("add", np.full(100_000, number)) for number in range(3)]
+    assert not box.ready.done()
+    assert [call.result(GENEROUS) for call in calls] == [1, 2, 3]
+    engine.restart(box)
+    call = box.call("echo", 1)
+    engine.kill(box)
+    with pytest.raises(ActorDied):
+        call.result(GENEROUS)
+
+
+@engines(*ALL)
 def test_restarts_have_a_budget(engine: EngineCore, tmp_path: Path) -> None:
     actor = engine.spawn(Lives, (str(tmp_path / "lives"),), restarts=Restarts(budget=2, backoff=0.01))
     for _ in range(2):
