@@ -24,16 +24,15 @@ def eventually(check: Callable[[], object], timeout: float = GENEROUS) -> bool:
     return True
 
 
-def _is_rays(process: psutil.Process) -> bool:
-    try:
-        return "ray" in " ".join(process.cmdline())
-    except psutil.Error:
-        return True
-
-
 def _processes() -> set[int]:
-    children = psutil.Process().children(recursive=True)
-    return {child.pid for child in children if child.status() != psutil.STATUS_ZOMBIE and not _is_rays(child)}
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        try:
+            if child.status() != psutil.STATUS_ZOMBIE and "ray" not in " ".join(child.cmdline()).replace("raceway", ""):
+                found.add(child.pid)  # a running Ray starts processes of its own at any time
+        except psutil.NoSuchProcess:
+            pass
+    return found
 
 
 def _descriptors() -> dict[str, str]:

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from raceway.engine import _codec
 from raceway.errors import ForeignReference
+
+_REMEMBERED_SECONDS = 30.0
 
 _tables: dict[str, Table] = {}
 """The tables of this process, by the uid of the engine they belong to."""
@@ -72,7 +75,9 @@ class Table:
         self.read: Callable[[int], Any]
         """Reads a stored value by its id; set by the engine."""
         self.cache: dict[int, Any] = {}
-        """What this process remembers of a handle, for as long as it holds it."""
+        """What this process remembers of a handle."""
+        self.cached_from: dict[int, int] = {}
+        """The stored value that it remembers so, and the handle it remembers it for."""
         self._local: dict[int, int] = {}
         self._lock = threading.Lock()  # values are decoded, and so handles made, on any thread
         _tables[uid] = self
@@ -92,7 +97,6 @@ class Table:
                     local[id] = left
                 else:
                     del local[id]
-                    self.cache.pop(id, None)
             if not left:
                 self.unheld(id)
 
@@ -146,6 +150,7 @@ class HomeTable(Table):
         if id in self._local or self._sent.get(id):
             return
         self._sent.pop(id, None)
+        self.cache.pop(id, None)
         free = self._free.pop(id, None)
         if free is not None:
             free(id)
@@ -157,6 +162,7 @@ class AwayTable(Table):
     def __init__(self, uid: str) -> None:
         super().__init__(uid)
         self._arrived: dict[int, int] = {}
+        self._unheld_at: dict[int, float] = {}  # handles of which something is remembered, though they are let go
         self.releases: list[tuple[int, int]] = []
 
     def arrived(self, ids: Iterable[int]) -> list[Handle]:
@@ -169,8 +175,23 @@ class AwayTable(Table):
 
     def unheld(self, id: int) -> None:
         self.releases.append((id, self._arrived.pop(id, 0)))
+        if id in self.cache:  # the next call may well bring it again
+            self._unheld_at[id] = time.monotonic()
+
+    def value_gone(self, stored: int) -> None:
+        """Forget what was remembered of a stored value that the driver has let go of."""
+        id = self.cached_from.pop(stored, None)
+        if id is not None and id not in self._local:
+            self.cache.pop(id, None)
+            self._unheld_at.pop(id, None)
 
     def take_releases(self) -> list[tuple[int, int]]:
+        """Return what to tell the driver, and forget what has not been asked for in a while."""
         self.sweep()
+        for id, since in list(self._unheld_at.items()):
+            if id in self._local or time.monotonic() - since > _REMEMBERED_SECONDS:
+                del self._unheld_at[id]
+                if id not in self._local:
+                    self.cache.pop(id, None)
         releases, self.releases = self.releases, []
         return releases

@@ -164,6 +164,7 @@ class Worker:
             self._objects[id] = payload
         elif kind == _wire.DROP:
             self._objects.pop(id, None)
+            self._handles.value_gone(id)
         else:
             self._answers[id] = (kind, payload)
 

@@ -29,7 +29,7 @@ import sysconfig
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -95,9 +95,10 @@ class RayActor(CoreActor):
 class RayEngine(EngineCore):
     """Actors on a Ray cluster.
 
-    If Ray is initialized already that one is used, and left running by `close`. After `kill -9` of the driver Ray ends
-    the actors of its job, usually within seconds; a Ray that was started here ends with the driver and leaves its
-    session directory (`raceway-*` in the temporary folder), which `close` would have removed.
+    If Ray is initialized already that one is used, and left running by `close`. After `kill -9` of the driver it is Ray
+    that clears up: it ends the actors of the driver's job. Of a Ray that was started here the actors are gone after
+    three seconds or so (as measured), two idle agents of Ray's own after a minute, and its folder `/tmp/raceway-*`,
+    which `close` would have removed, stays.
 
     Args:
         address: a cluster to join, as `ray.init` takes it. By default RAY_ADDRESS, or else a Ray of its own.
@@ -463,19 +464,19 @@ class RayEngine(EngineCore):
     # The end.
 
     def _close(self) -> None:
+        if self._mailbox is not None and ray.is_initialized():
+            ray.kill(self._mailbox)
         self.reactor.wait(lambda: not self._leaving, timeout=8 * _GRACE_SECONDS)
         with self.lock:
-            self._rung = True
+            self._rung = True  # so that nobody rings
             self.reactor.unwatch(self._bell_out.fileno())
             self._bell_in.close()
             self._bell_out.close()
             self._inbox.clear()
+            self._mailbox = self._sources = None
             for actor in self._actors.values():
                 assert isinstance(actor, RayActor)
                 actor.wire = None
-            if self._mailbox is not None and ray.is_initialized():
-                ray.kill(self._mailbox)
-            self._mailbox = self._sources = None
         if self._starts_ray:
             ray.shutdown()
             self._remove_folder()
@@ -735,22 +736,22 @@ def collect_sources(path: Sequence[str]) -> dict[str, tuple[str, bool, str]]:
     Installed packages and the standard library are left out: every node has its own.
     """
     sources: dict[str, tuple[str, bool, str]] = {}
-    size = 0
-    for name, file in _local_modules(path):
-        try:
-            with open(file, encoding="utf-8") as opened:
-                source = opened.read()
-        except (OSError, UnicodeDecodeError):
-            continue
-        size += len(source)
-        if len(sources) >= _MOST_FILES or size > _MOST_BYTES:
-            _log.warning(
-                "more than %d files or %d MiB of Python source on the search path: those from %s on are not shipped to "
-                "the cluster. Start the driver in a smaller folder, or install them on its nodes.",
-                _MOST_FILES, _MOST_BYTES >> 20, file,
-            )  # fmt: skip
-            break
-        sources.setdefault(name.removesuffix(".__init__"), (source, name.endswith(".__init__"), file))
+    num_folders = num_bytes = 0
+    for root in dict.fromkeys(os.path.realpath(entry) for entry in path):
+        for folder, inner, files in os.walk(root) if _is_local(root) else ():
+            inner[:] = [name for name in sorted(inner) if _may_hold_modules(folder, name)]
+            package = os.path.relpath(folder, root).replace(os.sep, ".").strip(".")
+            for file in files:
+                stem, extension = os.path.splitext(file)
+                name = package if stem == "__init__" else f"{package}.{stem}".strip(".")
+                if extension == ".py" and stem.isidentifier() and name and name not in sources:
+                    with open(os.path.join(folder, file), encoding="utf-8", errors="replace") as opened:
+                        sources[name] = opened.read(), stem == "__init__", opened.name
+                    num_bytes += len(sources[name][0])
+            num_folders += 1
+            if max(num_folders, len(sources)) > _MOST_FILES or num_bytes > _MOST_BYTES:
+                _log.warning("%s holds too much to ship its modules to the cluster, only some were", root)
+                break
     for name in list(sources):  # folders without an __init__.py are packages too
         while "." in name:
             name = name.rpartition(".")[0]
@@ -758,20 +759,11 @@ def collect_sources(path: Sequence[str]) -> dict[str, tuple[str, bool, str]]:
     return sources
 
 
-def _local_modules(path: Sequence[str]) -> Iterator[tuple[str, str]]:
-    installed = {os.path.realpath(folder) for folder in sysconfig.get_paths().values()}
-    for root in dict.fromkeys(os.path.realpath(entry) for entry in path):
-        if not os.path.isdir(root) or any(os.path.commonpath([root, folder]) == folder for folder in installed):
-            continue
-        for folder, inner, files in os.walk(root):
-            inner[:] = sorted(
-                name
-                for name in inner
-                if name.isidentifier()
-                and name not in ("node_modules", "__pycache__")
-                and not os.path.exists(os.path.join(folder, name, "pyvenv.cfg"))
-            )
-            package = os.path.relpath(folder, root).replace(os.sep, ".").removeprefix(".")
-            for file in sorted(files):
-                if file.endswith(".py") and file[:-3].isidentifier() and not (file == "__init__.py" and not package):
-                    yield f"{package}.{file[:-3]}".removeprefix("."), os.path.join(folder, file)
+def _is_local(root: str) -> bool:
+    installed = [os.path.realpath(folder) for folder in sysconfig.get_paths().values()]
+    return not ("-packages" in root or any(os.path.commonpath([root, folder]) == folder for folder in installed))
+
+
+def _may_hold_modules(folder: str, name: str) -> bool:
+    skipped = not name.isidentifier() or name in ("__pycache__", "node_modules")
+    return not skipped and not os.path.exists(os.path.join(folder, name, "pyvenv.cfg"))

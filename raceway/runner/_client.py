@@ -85,7 +85,7 @@ class Client:
         if not isinstance(ref, ObjectRef):
             raise ConfigError(f"an object is named by what put_object returned, not by {ref!r}")
         with known.lock:
-            known.learn(self._ask("read", ref, known.epoch, len(known.patches)))
+            known.learn(ref, self._ask("read", ref, known.epoch, len(known.patches)))
             return known.copy()
 
     def compacted(self, ref: ObjectRef, epoch: int, num_folded: int, base: Ref) -> bool:

@@ -290,7 +290,7 @@ class Hub:
         with self.engine.lock:
             stored = self.object(ref)
             known: Known = self.table.cache.setdefault(ref.id, Known())
-            known.learn(stored.since(known.epoch, len(known.patches)))
+            known.learn(ref, stored.since(known.epoch, len(known.patches)))
             return known.copy()
 
     def update(self, ref: ObjectRef, value: Ref) -> ObjectRef:

@@ -56,10 +56,12 @@ class Known:
         """Return what is known now, as it stays while others learn on."""
         return Known(self.epoch, self.base, list(self.patches))
 
-    def learn(self, news: tuple[int, Ref | None, list[Ref]]) -> None:
+    def learn(self, ref: ObjectRef, news: tuple[int, Ref | None, list[Ref]]) -> None:
+        """Add what is new of the object to what is known."""
         epoch, base, patches = news
         if base is not None:
             self.epoch, self.base, self.patches = epoch, base.get(), []
+            ref._table.cached_from[base.id] = ref.id
         self.patches.extend(patch.get() for patch in patches)
 
 

@@ -280,6 +280,19 @@ def test_reading_transfers_only_what_is_new(rr: Runner) -> None:
     assert rr.get(reader.same_base()), "the base was read once"
 
 
+@engines("process")
+def test_a_freed_object_is_forgotten_by_its_readers(rr: Runner) -> None:
+    reader = rr.service(Reader())
+    engine = rr._hub.engine
+    rr.get(reader.same_base())
+    before = int(engine._control.used.sum())
+    for number in range(20):
+        ref = rr.put_object([np.full(1_000_000, number)])
+        rr.patch_object(ref, 1)
+        rr.get(reader.read({"ref": ref}))
+    assert int(engine._control.used.sum()) - before < 100_000_000, "twenty of 8 MB, of which few live at once"
+
+
 def test_compaction_bounds_a_read(rr: Runner) -> None:
     ref = rr.put_object([])
     for number in range(3000):
