@@ -240,8 +240,6 @@ class RayEngine(EngineCore):
         self._when(self._mailbox.watch.remote([actor.handle]), partial(self._ended, key))
         self._call_ray(actor, 0, actor.handle.construct, actor.factory.handles, actor.wire)
         self.reactor.at(self.clock() + actor.start_timeout, lambda: self._late(key))
-        for id, (_, message) in list(actor.calls.items()):  # sent while it waited to be restarted
-            self._transmit(actor, id, message)
 
     def _open_mailbox(self) -> None:
         here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(self._node, soft=False)
@@ -288,7 +286,7 @@ class RayEngine(EngineCore):
     def _end(self, actor: CoreActor) -> None:
         assert isinstance(actor, RayActor)
         if self._living.pop(actor.key, None) is None:
-            return  # it waits to be restarted
+            return  # Ray refused to start it
         pid, node, handle = actor.pid, actor.node, actor.handle
         actor.pid = actor.handle = actor.invoke = None
         actor.out.clear()
@@ -322,8 +320,6 @@ class RayEngine(EngineCore):
 
     def _transmit(self, actor: CoreActor, id: int, message: Message) -> None:
         assert isinstance(actor, RayActor)
-        if actor.key not in self._living:
-            return  # it waits to be restarted: `_launch` will send it
         if not (actor.hands_back and (actor.out or actor.queue)):
             self._submit(actor, id, message)
             return
@@ -583,7 +579,7 @@ class Host:
                 result = _codec.encode(None)
             else:
                 method = call[0]
-                result = _codec.encode(run_call(self._target, call, partial(_decode_one, values)))
+                result = _codec.encode(run_call(self._target, call, partial(_decode_one, values)), "the result")
         except BaseException as error:
             kind, result = _FAILURE, describe_error(error, self.actor, method, skip=1 if making else 2)
         micros = (time.perf_counter_ns() - start) // 1000
