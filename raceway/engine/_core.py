@@ -8,12 +8,12 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import traceback
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from raceway.engine import _codec
+from raceway.engine._calls import ArgRef, describe_error, owned, revive_error
 from raceway.engine._codec import Payload
 from raceway.engine._handles import HomeTable
 from raceway.engine._reactor import Reactor
@@ -25,76 +25,12 @@ from raceway.errors import (
     EngineClosed,
     ObjectFreed,
     RacewayError,
-    RemoteError,
     RestartsExhausted,
     SerializationError,
     WaitTimeout,
 )
 
 T = TypeVar("T")
-
-
-class ArgRef:
-    """Stands in an encoded call for a Ref among the arguments: where the call runs it becomes the value."""
-
-    __slots__ = ("id",)
-
-    def __init__(self, id: int) -> None:
-        self.id = id
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ArgRef, (self.id,)
-
-
-def run_call(target: object, call: tuple[str, tuple[Any, ...], dict[str, Any]], read: Callable[[int], Any]) -> Any:
-    """Run one decoded call on the actor's object, reading the references among its arguments."""
-    method, args, kwargs = call
-    for arg in args:
-        if type(arg) is ArgRef:
-            args = tuple(read(arg.id) if type(arg) is ArgRef else arg for arg in args)
-            break
-    if kwargs:
-        kwargs = {key: read(arg.id) if type(arg) is ArgRef else arg for key, arg in kwargs.items()}
-    return getattr(target, method)(*args, **kwargs)
-
-
-def describe_error(error: BaseException, actor: str, method: str, skip: int = 1) -> Payload:
-    """Encode an exception with its traceback as text; the exception itself too if it survives the journey."""
-    trace = error.__traceback__
-    for _ in range(skip):  # the engine's own frames say nothing to the user
-        trace = trace.tb_next if trace is not None and trace.tb_next is not None else trace
-    text = "".join(traceback.format_exception(type(error), error, trace))
-    travels = isinstance(error, Exception)  # not SystemExit and the like: they must not end the driver
-    try:
-        message = str(error)
-    except Exception:  # nor one that fails whoever wants to see it
-        message, travels = "(its message cannot be shown)", False
-    told = (type(error).__qualname__, message, actor, method, text)
-    if isinstance(error.__cause__, RemoteError):  # passed on: where it came from says more
-        told = error.__cause__.args
-    if travels:
-        try:
-            payload = _codec.encode((error, told))
-            if type(_codec.decode(payload)[0]) is type(error):
-                return payload
-        except Exception:
-            pass  # it cannot be pickled, or not unpickled: its text goes alone
-    return _codec.encode((None, told))
-
-
-def revive_error(payload: Payload) -> BaseException:
-    """Return the exception that `describe_error` encoded, with the remote traceback as its cause."""
-    try:
-        error, told = _codec.decode(payload)
-    except Exception as failure:
-        return RemoteError(
-            type(failure).__qualname__, f"the error of a call cannot be unpickled: {failure}", "?", "?", ""
-        )
-    remote = RemoteError(*told)
-    if error is None:
-        return remote
-    error.__cause__ = remote
-    return error  # type: ignore[no-any-return]
 
 
 class CoreActor(Actor):
@@ -262,7 +198,7 @@ class EngineCore:
 
     def _seal(self, message: Message) -> None:
         """Take the message's memory out of the caller's hands."""
-        message.payload = _owned(message.payload)
+        message.payload = owned(message.payload)
 
     def send(self, actor: Actor, message: Message, *, timeout: float | None = None) -> Future[Any]:
         """Run a call."""
@@ -409,7 +345,7 @@ class EngineCore:
 
     def _kept(self, payload: Payload) -> Payload:
         """Return the payload in memory that lasts as long as it is stored."""
-        return _owned(payload)
+        return owned(payload)
 
     def _discard(self, id: int) -> None:
         """Let go of a stored value that nobody refers to."""
@@ -539,15 +475,3 @@ class EngineCore:
 
     def _close(self) -> None:
         raise NotImplementedError
-
-
-def _owned(payload: Payload) -> Payload:
-    """Copy buffers that belong to the caller, so that what it does with them later is not seen."""
-    import numpy as np
-
-    buffers = []
-    for buffer in payload.buffers:
-        copy = np.frombuffer(buffer, np.uint8).copy()
-        copy.flags.writeable = False
-        buffers.append(copy)
-    return Payload(payload.body, buffers, payload.handles)

@@ -21,8 +21,8 @@ from typing import Any
 
 from raceway.engine import _codec, _wire, host
 from raceway.engine._arena import Arena, ArenaView, Control
+from raceway.engine._calls import describe_error, revive_error, run_call
 from raceway.engine._codec import Payload
-from raceway.engine._core import describe_error, revive_error, run_call
 from raceway.engine._handles import AwayTable
 from raceway.engine._reactor import Spin
 from raceway.engine.base import Ref

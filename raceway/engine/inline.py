@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 from raceway.engine import _codec
-from raceway.engine._core import CoreActor, EngineCore, _owned, describe_error, run_call
+from raceway.engine._calls import describe_error, owned, run_call
+from raceway.engine._core import CoreActor, EngineCore
 from raceway.engine._reactor import Reactor
 from raceway.engine.base import Future, Message
 from raceway.errors import ActorStartError, DeadlockError
@@ -54,7 +55,7 @@ class InlineEngine(EngineCore):
         assert isinstance(actor, InlineActor)
         actor.target = None
         try:
-            factory, args, kwargs = _codec.decode(_owned(actor.factory))
+            factory, args, kwargs = _codec.decode(owned(actor.factory))
             actor.target = factory(*args, **kwargs)
         except Exception as error:
             failure = ActorStartError(f"{actor.name} could not start: {type(error).__name__}: {error}", actor.name)
@@ -85,7 +86,7 @@ class InlineEngine(EngineCore):
 
     def _run(self, actor: InlineActor, id: int, message: Message) -> None:
         try:
-            result = _owned(
+            result = owned(
                 _codec.encode(run_call(actor.target, _codec.decode(message.payload), self._read), "the result")
             )
             failed = False

@@ -24,8 +24,9 @@ import numpy as np
 
 from raceway.engine import _codec, _wire
 from raceway.engine._arena import NUM_ROWS, Arena, ArenaView, Control, anonymous_file
+from raceway.engine._calls import describe_error, revive_error
 from raceway.engine._codec import Payload
-from raceway.engine._core import CoreActor, EngineCore, describe_error, revive_error
+from raceway.engine._core import CoreActor, EngineCore
 from raceway.engine._handles import Handle
 from raceway.engine._link import Corked, Frame, Link
 from raceway.engine._output import Output

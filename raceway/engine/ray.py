@@ -36,8 +36,9 @@ from typing import Any
 import numpy as np
 
 from raceway.engine import _codec, host
+from raceway.engine._calls import describe_error, owned, revive_error, run_call
 from raceway.engine._codec import Payload
-from raceway.engine._core import CoreActor, EngineCore, _owned, describe_error, revive_error, run_call
+from raceway.engine._core import CoreActor, EngineCore
 from raceway.engine._handles import AwayTable, Handle
 from raceway.engine._reactor import Reactor
 from raceway.engine._worker import thread_environment
@@ -537,7 +538,7 @@ def _share(payload: Payload, numbers: Sequence[int] = ()) -> Wire:
     """Make a wire that lasts and can be sent many times: what is large is stored, once."""
     size = len(payload.body) + sum(memoryview(buffer).nbytes for buffer in payload.buffers)
     if size <= _INLINE_BYTES:
-        return _pack(_owned(payload), numbers=numbers)
+        return _pack(owned(payload), numbers=numbers)
     try:
         return ray.put(_pack(payload, numbers=numbers))
     except ray.exceptions.ObjectStoreFullError as error:
