@@ -1,12 +1,14 @@
 """What a call, a value and a start cost on the engines, each beside a reference in the same minute.
 
-python benchmarks/engine.py [--only call ray fan-out start broadcast idle] [--quick]
+python benchmarks/engine.py [--only call ray fan-out start broadcast idle death] [--quick]
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -18,6 +20,7 @@ import numpy as np
 from _harness import Report, seconds, taking_turns
 
 from raceway.engine import make_engine
+from raceway.engine.base import Restarts
 from raceway.engine.process import ProcessEngine
 from raceway.runner import Runner
 
@@ -136,6 +139,7 @@ _START = """
 import time
 begin = time.perf_counter()
 from raceway.engine import make_engine
+from raceway.engine.base import Restarts
 with make_engine("process") as engine:
     actors = [engine.spawn(list) for _ in range({number})]
     for actor in actors:
@@ -201,7 +205,31 @@ def idle(report: Report, blocks: int) -> None:
     report.row("driver's CPU while a task sleeps 5 s", "under 1 %", share < 0.01, percent=100 * share)
 
 
-PARTS = {"call": call, "ray": ray, "fan-out": fan_out, "start": start, "broadcast": broadcast, "idle": idle}
+def death(report: Report, blocks: int) -> None:
+    """Kill a worker in the middle of a call: how soon that is known, and how soon it is back."""
+    known, back = [], []
+    with ProcessEngine() as engine:
+        actor = engine.spawn(Echo, restarts=Restarts(budget=1000, backoff=0.0))
+        actor.ready.result()
+        for _ in range(20):
+            call = actor.call("sleep", 60.0)
+            assert actor.pid is not None
+            os.kill(actor.pid, signal.SIGKILL)
+            known.append(seconds(call.exception))
+            back.append(seconds(lambda: engine.restart(actor).result()))
+    report.row("a killed worker is noticed", "within 0.1 s", max(known) < 0.1, worst_ms=max(known) * 1e3)
+    report.row("and is back", "within 2 s", max(back) < 2, worst_ms=max(back) * 1e3)
+
+
+PARTS = {
+    "call": call,
+    "ray": ray,
+    "fan-out": fan_out,
+    "start": start,
+    "broadcast": broadcast,
+    "idle": idle,
+    "death": death,
+}
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import tempfile
 import threading
 import time
@@ -50,8 +51,14 @@ def _files() -> set[str]:
         f"{folder}/{name}"
         for folder in (tempfile.gettempdir(), "/dev/shm")
         for name in os.listdir(folder)
-        if "raceway" in name
+        if "raceway" in name and not _is_anothers(name)
     }
+
+
+def _is_anothers(name: str) -> bool:
+    """Whether a file belongs to a program that runs beside the tests: the name has its process id."""
+    owner = re.search(r"raceway-(\d+)-", name)
+    return owner is not None and os.path.exists(f"/proc/{owner.group(1)}") and int(owner.group(1)) != os.getpid()
 
 
 def _threads() -> set[threading.Thread]:

@@ -154,7 +154,7 @@ class RayEngine(EngineCore):
             options.setdefault("include_dashboard", False)
             if "_temp_dir" not in options:
                 # Not where TMPDIR points: Ray's sockets live there, and their paths must be short.
-                self._folder = options["_temp_dir"] = tempfile.mkdtemp(prefix="raceway-", dir="/tmp")
+                self._folder = options["_temp_dir"] = tempfile.mkdtemp(prefix=f"raceway-{os.getpid()}-", dir="/tmp")
             # Workers inherit these: faster than to have Ray prepare an environment for every actor.
             environ = thread_environment(1) | {"RAY_USAGE_STATS_ENABLED": "0"}
         _print_on_stderr()
