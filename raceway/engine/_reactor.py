@@ -86,7 +86,8 @@ class Reactor:
         """Tell all waiting threads that something they may wait for has happened (from any thread)."""
         if self._followers:
             self._changed.notify_all()
-        self.wake()
+        if not self._background_leads:  # that waits for nothing of its own
+            self.wake()
 
     # Waiting.
 

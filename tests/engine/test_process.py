@@ -220,7 +220,7 @@ def test_memory_is_used_again(engine: ProcessEngine) -> None:
     warm = used(engine)
     for _ in range(300):
         box.call("echo", array).result(GENEROUS)
-    assert used(engine) == warm
+    assert used(engine) <= warm + 4 * MiB, "of the 600 MB that were sent"
 
 
 def test_what_is_held_is_not_overwritten(engine: ProcessEngine) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raceway.engine.ray import collect_sources
+from raceway.engine._sources import collect_sources
 from tests.conftest import GENEROUS
 
 ROOT = Path(__file__).parents[2]
