@@ -32,6 +32,8 @@ from raceway.errors import (
 
 T = TypeVar("T")
 
+_GLANCE_MASK = 31  # one in 32 calls sent
+
 
 class CoreActor(Actor):
     """An actor as its engine sees it."""
@@ -90,6 +92,7 @@ class EngineCore:
         self._actors: dict[int, CoreActor] = {}
         self._call_ids = itertools.count(1)
         self._actor_ids = itertools.count(1)
+        self._num_sent = 0
         self._handler: Callable[[Actor, Any], Any] | None = None
 
     # Actors.
@@ -209,7 +212,10 @@ class EngineCore:
         return future
 
     def flush(self) -> None:
-        """Run what can only run here and now (the inline engine's calls). Called without the lock."""
+        """Do what sending entails: look in now and then for results; inline, run the calls. Called without the lock."""
+        self._num_sent += 1
+        if not self._num_sent & _GLANCE_MASK:
+            self.reactor.glance()
 
     def call(self, actor: Actor, method: str, /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Short for `send(actor, message(method, args, kwargs))`."""

@@ -37,6 +37,7 @@ class Reactor:
         self._ids = itertools.count()
         self._spin = Spin()
         self._looping = False  # somebody is in `_once`
+        self._handling = False  # and it runs callbacks
         self._turns = 0  # how often the loop was entered: tells the background thread that it is used
         self._followers = 0
         self._background_leads = False
@@ -110,6 +111,15 @@ class Reactor:
                     self._parked = False
                     self._unpark.release()
 
+    def glance(self) -> None:
+        """Handle what has come, without waiting: for a thread that hands in much work and is in no loop.
+
+        It saves the background thread from taking over, and both from fighting for the interpreter.
+        """
+        with self.lock:
+            if not self._looping and not self._handling:  # within a callback it would mix up the order of what comes
+                self._once(0.0)
+
     def _follow(self, timeout: float | None) -> None:
         self._followers += 1
         if self._background_leads:
@@ -134,12 +144,16 @@ class Reactor:
             self._looping = False
             if self._followers:
                 self._changed.notify_all()
-        for fd, mask in events:
-            callback = self._callbacks.get(fd)
-            if callback is not None:  # None: an earlier event of this round closed it
-                callback(mask)
-        while self._timers and self._timers[0][0] <= self.clock():
-            heapq.heappop(self._timers)[2]()
+        self._handling = True
+        try:
+            for fd, mask in events:
+                callback = self._callbacks.get(fd)
+                if callback is not None:  # None: an earlier event of this round closed it
+                    callback(mask)
+            while self._timers and self._timers[0][0] <= self.clock():
+                heapq.heappop(self._timers)[2]()
+        finally:
+            self._handling = False
 
     def _woken(self, mask: int) -> None:
         try:
@@ -210,9 +224,11 @@ class Spin:
 
     def wait(self, poll: Callable[[float], T], timeout: float) -> T:
         """Return `poll(timeout)`, having tried `poll(0)` for a moment before. Seconds; -1 is for ever."""
+        if timeout == 0:
+            return poll(0)
         now = time.perf_counter
         start = now()
-        if self._pays and timeout != 0:
+        if self._pays:
             until = start + self._SECONDS
             while now() < until:
                 found = poll(0)
