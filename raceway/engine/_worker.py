@@ -72,23 +72,29 @@ class Worker:
         while True:
             if not calls:
                 self._read_until(calls.__len__)
-            self._run(*calls.popleft())
+            self._run()
 
-    def _run(self, id: int, call: Payload) -> None:
+    def _run(self) -> None:
+        """Run the next call and send its result, having let go of its arguments: the driver may want their memory."""
+        id, call = self._calls.popleft()
+        had_handles = call.handles is not None
         start = time.perf_counter_ns()
-        kind, decoded = _wire.RESULT, None
+        kind, parcel = self._outcome(call)
+        micros = min((time.perf_counter_ns() - start) // 1000, 0xFFFFFFFF)
+        del call
+        self._send_parcel(kind, id, parcel, micros)
+        if had_handles or self._handles.dropped:
+            self._send_releases()
+
+    def _outcome(self, call: Payload) -> tuple[int, _wire.Parcel]:
+        decoded = None
         try:
             decoded = _codec.decode(call)
-            parcel = self._parcel(_codec.encode(run_call(self._target, decoded, self._read_object), "the result"))
+            result = run_call(self._target, decoded, self._read_object)
+            return _wire.RESULT, self._parcel(_codec.encode(result, "the result"))
         except BaseException as error:
-            kind = _wire.FAILURE
             method = decoded[0] if decoded is not None else "?"
-            parcel = self._parcel(describe_error(error, self.actor, method, skip=2))
-        micros = min((time.perf_counter_ns() - start) // 1000, 0xFFFFFFFF)
-        self._send_parcel(kind, id, parcel, micros)
-        if self._handles.dropped or call.handles:
-            del call, decoded
-            self._send_releases()
+            return _wire.FAILURE, self._parcel(describe_error(error, self.actor, method, skip=2))
 
     # Out.
 
