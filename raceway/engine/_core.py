@@ -442,9 +442,9 @@ class EngineCore:
 
     def close(self) -> None:
         """End every actor, give everything back."""
+        if self.closed:  # asked without the lock, which in a forked child may be held by a thread that is not there
+            return
         with self.lock:
-            if self.closed:
-                return
             self.closed = True
             error = EngineClosed(f"the {self.name} engine was closed")
             for actor in self._actors.values():

@@ -328,7 +328,7 @@ class ProcessEngine(EngineCore):
     def _kept(self, payload: Payload) -> Payload:
         """Write the value into the driver's arena once; the driver itself reads it there too."""
         parcel = _wire.Parcel(payload, self._arena)
-        kept = Payload(payload.body, [], payload.handles, parcel)
+        kept = Payload(bytes(payload.body), [], payload.handles, parcel)  # a large body may lie in a worker's arena
         if parcel.slot is not None:
             lengths = [memoryview(buffer).nbytes for buffer in payload.buffers]
             kept.buffers = self._arena.read(parcel.slot, lengths)
@@ -357,6 +357,7 @@ class ProcessEngine(EngineCore):
 
     def after_fork_in_child(self) -> None:
         """Let go: a forked copy of the driver must not keep the workers alive by holding their pipes open."""
+        self.closed = True  # here, so that `close` leaves the parent's engine alone
         links = [actor.link.fileno() for actor in self._workers.values()]
         for fd in (self._life_held, self._starter.fileno(), *links):
             with contextlib.suppress(OSError):

@@ -138,6 +138,30 @@ time.sleep(600)
     os.killpg(driver.pid, signal.SIGKILL)
 
 
+def test_a_forked_child_leaves_the_engine_alone(engine: ProcessEngine) -> None:
+    box = engine.spawn(Box)
+    box.ready.result(GENEROUS)
+    child = os.fork()
+    if child == 0:
+        engine.close()
+        os._exit(0 if engine.closed else 1)
+    _, status = os.waitpid(child, 0)
+    assert status == 0
+    assert box.call("echo", 1).result(GENEROUS) == 1
+
+
+def test_a_large_result_can_be_stored_and_passed_on(engine: ProcessEngine) -> None:
+    box = engine.spawn(Box)
+    call = box.call("echo", "z" * MiB)
+    engine.wait([call])
+    payload = call.payload()
+    assert payload is not None
+    with engine.lock:
+        ref = engine.store(payload)
+    engine.kill(box)
+    assert engine.spawn(Box).call("echo", ref).result(GENEROUS) == "z" * MiB == ref.get()
+
+
 class Owner:
     """An actor with actors of its own."""
 
