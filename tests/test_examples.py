@@ -73,3 +73,6 @@ def test_reinforce_tells_what_it_knows() -> None:
     done = run(REINFORCE[0], "--env", "cartpol")
     assert done.returncode == 2
     assert "cartpole" in done.stderr
+    done = run(*REINFORCE, RACEWAY_ENGINE="proces")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: unknown engine 'proces'. Did you mean 'process'?")

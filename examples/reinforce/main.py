@@ -24,6 +24,7 @@ import torch
 from numpy.random import SeedSequence
 
 from model import ENV_CONFIGS, EnvConfig, create_policy
+from raceway.errors import ConfigError
 from raceway.runner import Runner
 
 RULE = "=" * 60
@@ -217,5 +218,7 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
+    except ConfigError as error:
+        sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
