@@ -233,8 +233,13 @@ class EngineCore:
         actor.calls[id] = (future, message)
         if future.timeout is not None and len(actor.calls) == 1:
             self._arm(actor, id)
-        if not actor.resting:
+        if actor.resting:
+            return
+        try:
             self._transmit(actor, id, message)
+        except RacewayError as error:
+            actor.calls.pop(id, None)
+            future.fail(error)
 
     def finished(self, actor: CoreActor, id: int, payload: Payload, failed: bool) -> None:
         """Take in the reply to a call. Called with the lock."""
@@ -422,9 +427,12 @@ class EngineCore:
         """Run the handler; `reply(payload, failed)` once it, or the future it gave, is done. Called with the lock."""
 
         def finish(future: Future[Any]) -> None:
-            error = future.exception()
-            payload = describe_error(error, actor.name, "request", 0) if error else _codec.encode(future.result())
-            reply(payload, error is not None)
+            try:
+                payload = _codec.encode(future.result())
+            except Exception as error:
+                reply(describe_error(error, actor.name, "request", 0), True)
+            else:
+                reply(payload, False)
 
         try:
             if self._handler is None:
@@ -433,10 +441,11 @@ class EngineCore:
         except Exception as error:
             reply(describe_error(error, actor.name, "request"), True)
             return
-        if isinstance(answer, Future):
-            answer.add_done_callback(finish)
-        else:
-            reply(_codec.encode(answer), False)
+        if not isinstance(answer, Future):
+            promise = self.promise()
+            promise.fulfil(answer)
+            answer = promise
+        answer.add_done_callback(finish)
 
     # The end.
 

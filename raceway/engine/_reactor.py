@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import os
+import logging
 import select
 import socket
 import threading
@@ -19,6 +19,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 TAKE_OVER_SECONDS = 0.01
 """How long the loop may lie idle before the background thread takes it. Shorter would steal it between two calls."""
@@ -149,11 +151,18 @@ class Reactor:
             for fd, mask in events:
                 callback = self._callbacks.get(fd)
                 if callback is not None:  # None: an earlier event of this round closed it
-                    callback(mask)
+                    self._guarded(callback, mask)
             while self._timers and self._timers[0][0] <= self.clock():
-                heapq.heappop(self._timers)[2]()
+                self._guarded(heapq.heappop(self._timers)[2])
         finally:
             self._handling = False
+
+    @staticmethod
+    def _guarded(callback: Callable[..., None], *args: int) -> None:
+        try:
+            callback(*args)
+        except Exception:  # whoever happens to run the loop is not the one to blame, and others depend on it
+            _log.exception("a callback of the engine failed; the engine goes on")
 
     def _woken(self, mask: int) -> None:
         try:
@@ -196,14 +205,6 @@ class Reactor:
         self._poller.close()
         self._wake_in.close()
         self._wake_out.close()
-
-    def close_in_child(self) -> None:
-        """After a fork: let go of the descriptors, so that the child does not keep the workers' pipes open."""
-        for fd in list(self._callbacks):
-            try:
-                os.close(fd)
-            except OSError:
-                pass
 
 
 class Spin:

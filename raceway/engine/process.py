@@ -33,7 +33,15 @@ from raceway.engine._output import Output
 from raceway.engine._reactor import Reactor
 from raceway.engine._starter import Starter, gpu_environment, gpus
 from raceway.engine.base import Message, Ref, Resources
-from raceway.errors import ActorDied, ActorStartError, ConfigError, ObjectFreed, RacewayError, ResourceError
+from raceway.errors import (
+    ActorDied,
+    ActorStartError,
+    ConfigError,
+    ObjectFreed,
+    RacewayError,
+    ResourceError,
+    SharedMemoryError,
+)
 
 _MOST_WORKERS = NUM_ROWS // 2 - 1
 _GRACE_SECONDS = 2.0  # for idle workers to leave by themselves on close
@@ -316,7 +324,12 @@ class ProcessEngine(EngineCore):
     def _reply(self, actor: ProcessActor, life: int, id: int, answer: Payload, failed: bool) -> None:
         if actor.error is None and actor.incarnation == life:
             kind = _wire.REFUSAL if failed else _wire.ANSWER
-            self._send(actor, kind, id, _wire.Parcel(answer, self._arena))
+            try:
+                parcel = _wire.Parcel(answer, self._arena)
+            except SharedMemoryError as error:  # its text always fits
+                kind = _wire.REFUSAL
+                parcel = _wire.Parcel(describe_error(error, actor.name, "request"), self._arena)
+            self._send(actor, kind, id, parcel)
 
     def _drained(self, actor: CoreActor, id: int) -> bool:
         assert isinstance(actor, ProcessActor)

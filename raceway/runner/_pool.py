@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from raceway.engine._core import CoreActor
 from raceway.engine.base import Future, Message, Resources
-from raceway.errors import ActorDied, ActorError, ActorStartError, EngineClosed
+from raceway.errors import ActorDied, ActorError, ActorStartError, EngineClosed, RacewayError
 
 if TYPE_CHECKING:
     from raceway.runner._hub import Hub
@@ -111,7 +111,11 @@ class Pool:
                 if self.ordered or not self._skip_waiting():
                     return
                 continue
-            member = self._free_member()
+            try:
+                member = self._free_member()
+            except (RacewayError, OSError) as error:  # there is no room for another worker
+                self._fail_queued(error)
+                return
             if member is None:
                 return
             queue.popleft()

@@ -24,7 +24,7 @@ from raceway.errors import (
     SerializationError,
     WaitTimeout,
 )
-from raceway.runner import Future, ObjectRef, Runner, get_object, patch_object, update_object
+from raceway.runner import Future, ObjectRef, Runner, _requests, get_object, patch_object, update_object
 from tests.conftest import GENEROUS, eventually
 from tests.runner import services
 from tests.runner.conftest import ENGINES, REMOTE, engines
@@ -409,6 +409,25 @@ def test_threads_of_a_worker_may_call_too(rr: Runner) -> None:
             return list(pool.map(lambda n: rr.get(inner(n)), range(8)))
 
     assert rr.service(outer)().get(GENEROUS) == list(range(1, 9))
+
+
+@engines("process")
+def test_an_answer_that_does_not_fit_is_refused(rr: Runner) -> None:
+    with Runner("small", engine="process", workers=2, shared_memory=8 << 20) as small:
+        inner = small.service(lambda: np.zeros(3 << 20, np.uint8))
+        outer = small.service(lambda: len(small.get([inner(), inner(), inner()])))
+        with pytest.raises(MemoryError, match="budget"):
+            outer().get(GENEROUS)
+        assert small.get(small.service(add)(1)) == 2
+
+
+@engines("process")
+def test_a_nested_result_that_cannot_travel_is_refused(rr: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    promise = rr._hub.engine.promise()
+    rr._hub.engine.keep(promise, threading.Lock())
+    monkeypatch.setitem(_requests.VERBS, "lock", lambda hub, actor: promise)
+    with pytest.raises(SerializationError, match="lock"):
+        rr.service(services.request)("lock").get(GENEROUS)
 
 
 # Death.
