@@ -112,13 +112,13 @@ class _Encoder:
                 # A reference to the driver's __main__ by name would load as the worker's own __main__.
                 if b"__main__" in body:
                     body = self._cloud_dump(value)
-            payload = Payload(body, self.buffers, self.handles or None)
+            return Payload(body, self.buffers, self.handles or None)
+        finally:
+            # Also after a failure: what was collected for it must not come before what belongs to the next value.
             if self.buffers:
                 self.buffers = []
             if self.handles:
                 self.handles = []
-            return payload
-        finally:
             self.busy = False
             self._pickler.clear_memo()
             self._out.seek(0)

@@ -20,6 +20,7 @@ from raceway.engine._reactor import Reactor
 from raceway.engine.base import Actor, Future, Message, Ref, Resources, Restarts
 from raceway.errors import (
     ActorDied,
+    ActorStartError,
     ConfigError,
     DeadlineExceeded,
     EngineClosed,
@@ -119,14 +120,15 @@ class EngineCore:
         if not isinstance(threads, int) or threads < 1:
             raise ConfigError(f"threads must be a whole number from 1, not {threads!r}")
         self._check_resources(needs)
-        payload = _codec.encode((factory, tuple(args), dict(kwargs or {})), "the factory and its arguments, ")
+        payload = owned(_codec.encode((factory, tuple(args), dict(kwargs or {})), "the factory and its arguments, "))
         with self.lock:
             self._check_open()
+            self._handles.sweep()
             number = next(self._actor_ids)
             label = name or f"{getattr(factory, '__name__', type(factory).__name__)}-{number}"
             actor = self._new_actor(label, payload, needs, threads, restarts or Restarts(), start_timeout, hands_back)
-            self._actors[number] = actor
             self._launch(actor)
+            self._actors[number] = actor
         return actor
 
     def _new_actor(self, *parts: Any) -> CoreActor:
@@ -144,6 +146,7 @@ class EngineCore:
         """Build a dead actor anew, after its back-off and within its budget."""
         with self.lock:
             self._check_open()
+            self._handles.sweep()
             core = self._own(actor)
             if core.error is None:
                 self._lost(core, ActorDied(f"{actor.name} was killed for a restart", actor.name))
@@ -166,13 +169,21 @@ class EngineCore:
                 core.resting = True
                 self.reactor.at(now + wait, lambda: self._relaunch(core, incarnation))
             else:
-                self._launch(core)
+                self._launch_or_lose(core)
             return core.ready
+
+    def _launch_or_lose(self, actor: CoreActor) -> None:
+        try:
+            self._launch(actor)
+        except (RacewayError, OSError) as error:
+            failure = ActorStartError(f"{actor.name} could not be restarted: {error}", actor.name)
+            failure.__cause__ = error
+            self._lost(actor, failure)
 
     def _relaunch(self, actor: CoreActor, incarnation: int) -> None:
         if not self.closed and actor.error is None and actor.incarnation == incarnation:
             actor.resting = False
-            self._launch(actor)
+            self._launch_or_lose(actor)
             for id, (_, message) in list(actor.calls.items()):
                 self._transmit(actor, id, message)
 
@@ -454,6 +465,8 @@ class EngineCore:
         if self.closed:  # asked without the lock, which in a forked child may be held by a thread that is not there
             return
         with self.lock:
+            if self.closed:
+                return
             self.closed = True
             error = EngineClosed(f"the {self.name} engine was closed")
             for actor in self._actors.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import select
 import socket
 from collections import deque
@@ -11,6 +12,8 @@ from collections.abc import Callable
 from raceway.engine import _wire
 from raceway.engine._codec import Payload
 from raceway.engine._reactor import Reactor
+
+_log = logging.getLogger(__name__)
 
 SOCKET_BYTES = 1 << 20
 Frame = tuple[int, int, int, Payload]
@@ -128,7 +131,10 @@ class Link:
         except OSError:
             return 0
         for frame in self._inbox.feed(data):
-            self._handle(frame)
+            try:
+                self._handle(frame)
+            except Exception:  # the frames behind it must not be lost
+                _log.exception("a frame of a worker could not be handled")
             if self.closed:
                 return 0
         return len(data)

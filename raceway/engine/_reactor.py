@@ -18,9 +18,13 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from raceway.errors import EngineClosed
+
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
+
+_GRACE_SECONDS = 5.0
 
 TAKE_OVER_SECONDS = 0.01
 """How long the loop may lie idle before the background thread takes it. Shorter would steal it between two calls."""
@@ -100,6 +104,8 @@ class Reactor:
         with self.lock:
             try:
                 while not ready():
+                    if self._closed:
+                        raise EngineClosed("the engine was closed while this was waited for")
                     left = None if until is None else until - time.monotonic()
                     if left is not None and left <= 0:
                         return False
@@ -109,9 +115,12 @@ class Reactor:
                         self._once(left)
                 return True
             finally:
-                if self._parked:
-                    self._parked = False
-                    self._unpark.release()
+                self._wake_background()
+
+    def _wake_background(self) -> None:
+        if self._parked:
+            self._parked = False
+            self._unpark.release()
 
     def glance(self) -> None:
         """Handle what has come, without waiting: for a thread that hands in much work and is in no loop.
@@ -121,6 +130,7 @@ class Reactor:
         with self.lock:
             if not self._looping and not self._handling:  # within a callback it would mix up the order of what comes
                 self._once(0.0)
+            self._wake_background()
 
     def _follow(self, timeout: float | None) -> None:
         self._followers += 1
@@ -200,6 +210,10 @@ class Reactor:
             self._changed.notify_all()
             self._unpark.release()
             self.wake()
+            until = time.monotonic() + _GRACE_SECONDS
+            while self._looping and time.monotonic() < until:  # nobody may sleep on what is closed next
+                self.wake()
+                self._follow(0.05)
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
         self._poller.close()

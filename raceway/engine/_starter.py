@@ -46,6 +46,7 @@ class Starter:
         # so there is a pipe for that.
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM if portable else socket.SOCK_SEQPACKET)
         self._pulse, pulse = os.pipe()
+        os.set_blocking(self._pulse, False)
         for end in (self._line, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
         here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -98,6 +99,11 @@ class Starter:
                 self._started(place, number, fds[0] if fds else None)
 
     def _died(self) -> None:
+        try:
+            if os.read(self._pulse, 1):
+                return
+        except BlockingIOError:
+            return  # an event of a descriptor that had this number before
         self._listen()
         self.close()
         self._gone()

@@ -14,6 +14,7 @@ machine) and `ray` (a cluster). The verbs:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -23,6 +24,8 @@ from raceway.engine._handles import Handle
 from raceway.errors import Cancelled, ConfigError, RacewayError, SerializationError
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 _PENDING, _ENCODED, _VALUE, _FAILED = range(4)
 
@@ -196,9 +199,11 @@ class Future(Generic[T]):
         self._state = state
         self.cancel_hook = None
         listeners, self._listeners = self._listeners, None
-        if listeners:
-            for listener in listeners:
+        for listener in listeners or ():
+            try:
                 listener(self)
+            except Exception:  # it is not the fault of the others, nor of whoever takes in the result
+                _log.exception("a callback of %r failed", self)
 
     def payload(self) -> Payload | None:
         """Return the result as it came, if nobody has looked at it yet."""

@@ -38,7 +38,6 @@ from raceway.errors import (
     ActorStartError,
     ConfigError,
     ObjectFreed,
-    RacewayError,
     ResourceError,
     SharedMemoryError,
 )
@@ -147,12 +146,18 @@ class ProcessEngine(EngineCore):
         self.reactor.changed()
 
     def _launcher_gone(self) -> None:
-        for actor in list(self._workers.values()):
-            self._lost(actor, ActorDied(f"{actor.name} died with the launcher of its engine", actor.name))
-        self._places.extend(self._leaving)  # it was their parent: they are gone too
-        self._leaving.clear()
+        orphans = list(self._workers.values())
+        places = self._leaving | {actor.place for actor in orphans}
         if not self.closed:
-            self._start_launcher()
+            self._start_launcher()  # before the losses are told of: whoever hears may want a new worker at once
+        for actor in orphans:
+            if actor.pidfd is None and actor.pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(actor.pid, signal.SIGKILL)  # where they do not die with their parent by themselves
+            self._lost(actor, ActorDied(f"{actor.name} died with the launcher of its engine", actor.name))
+        self._leaving -= places
+        self._places.extend(places)
+        self.reactor.changed()
 
     # Starting and ending a worker.
 
@@ -171,19 +176,40 @@ class ProcessEngine(EngineCore):
         assert isinstance(actor, ProcessActor)
         if not self._places:
             raise ResourceError(f"an engine has room for {_MOST_WORKERS} workers at once")
-        place = actor.place = self._places.popleft()
+        factory = _wire.Parcel(actor.factory, self._arena)
+        place = self._places.popleft()
+        try:
+            self._open_channels(actor, place)
+        except OSError as error:
+            self._places.appendleft(place)
+            raise ResourceError(f"{actor.name} cannot be started: {error}. A worker takes five open files.") from error
+        actor.place = place
         self._workers[place] = actor
+        self._start_process(actor, place)
+        self._send(actor, _wire.MAKE, 0, factory)
+        life = actor.incarnation
+        self.reactor.at(self.clock() + actor.start_timeout, lambda: self._late(actor, life))
+
+    def _open_channels(self, actor: ProcessActor, place: int) -> None:
+        """Make everything that the driver shares with a worker, or nothing."""
         actor.releases = self._control.row(2 * place)
-        actor.view = ArenaView(anonymous_file(0, self._portable), self._control.row(2 * place + 1))
-        actor.output = Output(self.reactor, actor.name)
+        with contextlib.ExitStack() as undo:
+            actor.view = ArenaView(anonymous_file(0, self._portable), self._control.row(2 * place + 1))
+            undo.callback(actor.view.close)
+            actor.output = Output(self.reactor, actor.name)
+            undo.callback(actor.output.close)
+            undo.callback(os.close, actor.output.theirs)
+            actor.link = Link(
+                self.reactor,
+                _wire.Inbox(actor.view, self._claim),
+                self._corked,
+                lambda frame: self._take(actor, frame),
+                lambda: self._kill_process(actor),  # the launcher would have told of its end: see that it comes
+            )
+            undo.pop_all()
+
+    def _start_process(self, actor: ProcessActor, place: int) -> None:
         self._outputs = {output for output in self._outputs if output.fd >= 0} | {actor.output}
-        actor.link = Link(
-            self.reactor,
-            _wire.Inbox(actor.view, self._claim),
-            self._corked,
-            lambda frame: self._take(actor, frame),
-            lambda: self._kill_process(actor),  # the launcher would have told of its end: see that it comes
-        )
         spec = {
             "do": "start",
             "worker": place,
@@ -204,9 +230,6 @@ class ProcessEngine(EngineCore):
         self._starter.tell(spec, fds)
         theirs.close()
         os.close(actor.output.theirs)
-        self._send(actor, _wire.MAKE, 0, _wire.Parcel(actor.factory, self._arena))
-        life = actor.incarnation
-        self.reactor.at(self.clock() + actor.start_timeout, lambda: self._late(actor, life))
 
     def _late(self, actor: ProcessActor, incarnation: int) -> None:
         if actor.incarnation == incarnation and not actor.ready.done():
@@ -216,13 +239,16 @@ class ProcessEngine(EngineCore):
     def _end(self, actor: CoreActor) -> None:
         """Let go of a worker; kill its process, unless it is idle and the engine closes: then it leaves by itself."""
         assert isinstance(actor, ProcessActor)
-        del self._workers[actor.place]
-        self._leaving.add(actor.place)
+        place = actor.place
+        if self._workers.get(place) is not actor:
+            return  # it could not be started
+        del self._workers[place]
+        self._leaving.add(place)
         if not (self.closed and actor.ready.done() and not actor.calls):
             self._kill_process(actor)
         actor.link.close()
         actor.view.close()
-        self._control.used[1 + actor.place] = 0
+        self._control.used[1 + place] = 0
         self._arena.forget_reader(actor.releases)
         actor.releases = np.empty(0, np.uint16)  # a row kept here would keep the control file open
         for id in actor.known:
@@ -231,6 +257,7 @@ class ProcessEngine(EngineCore):
         if actor.pidfd is not None:
             os.close(actor.pidfd)
         actor.pidfd = actor.pid = None
+        actor.place = -1
 
     def _kill_process(self, actor: ProcessActor) -> None:
         if actor.pidfd is not None:
@@ -242,6 +269,7 @@ class ProcessEngine(EngineCore):
 
     def _seal(self, message: Message) -> None:
         with self.lock:
+            self._handles.sweep()
             message.wire = _wire.Parcel(message.payload, self._arena)
         message.payload = _wire.EMPTY
 
@@ -307,7 +335,11 @@ class ProcessEngine(EngineCore):
 
     def _requested(self, actor: ProcessActor, id: int, payload: Payload) -> None:
         life = actor.incarnation
-        request = self.decode(payload)
+        try:
+            request = self.decode(payload)
+        except Exception as error:
+            self._reply(actor, life, id, describe_error(error, actor.name, "request"), True)
+            return
         if request[0] == "fetch":
             self._answer(actor, life, id, lambda: self._supply(actor, request[1]))
         else:
@@ -317,7 +349,7 @@ class ProcessEngine(EngineCore):
         """Answer a request with what `work` returns or raises."""
         try:
             answer, failed = _codec.encode(work()), False
-        except RacewayError as error:
+        except Exception as error:
             answer, failed = describe_error(error, actor.name, "request"), True
         self._reply(actor, life, id, answer, failed)
 

@@ -22,12 +22,14 @@ class Future(engine.Future[T]):
     container it arrives as a future, and can be waited for there.
     """
 
-    __slots__ = ("_id", "hub", "pool")
+    __slots__ = ("_id", "hub", "needs", "pool")
 
     def __init__(self, hub: Hub, method: str, timeout: float | None = None) -> None:
         super().__init__(hub.engine, None, method, timeout)
         self.hub = hub
         self.pool: Pool | None = None
+        self.needs: list[engine.Future[Any]] = []
+        """Futures among the arguments that are not there yet."""
         self._id: int | None = None
 
     def get(self, timeout: float | None = None) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import uuid
@@ -116,20 +117,20 @@ class Hub:
         self.check_open()
         pool = self.services[service]
         future: Future[Any] = Future(self, method, pool.deadline)
-        needs: list[EngineFuture[Any]] = []
         for arg in itertools.chain(args, kwargs.values()) if kwargs else args:
             if isinstance(arg, (ObjectRef, Future)):
-                args = [self._as_ref(arg, future, needs) for arg in args]
-                kwargs = {key: self._as_ref(arg, future, needs) for key, arg in kwargs.items()}
+                refs: dict[int, Ref] = {}
+                args = [self._as_ref(arg, future, refs) for arg in args]
+                kwargs = {key: self._as_ref(arg, future, refs) for key, arg in kwargs.items()}
                 break
         future.pool = pool
         message = self.engine.message(method, args, kwargs)
         with self.engine.lock:
-            pool.submit(message, future, needs)
+            pool.submit(message, future)
         self.engine.flush()
         return future
 
-    def _as_ref(self, arg: Any, future: Future[Any], needs: list[EngineFuture[Any]]) -> Any:
+    def _as_ref(self, arg: Any, future: Future[Any], refs: dict[int, Ref]) -> Any:
         """Turn an object or future among the arguments into a stored reference, which arrives as its value."""
         if isinstance(arg, ObjectRef):
             stored = self.object(arg)
@@ -143,22 +144,24 @@ class Hub:
             return arg
         if arg.hub is not self:
             raise ForeignReference(f"{arg!r} belongs to the Runner {arg.hub.name!r}, not to {self.name!r}")
-        with self.engine.lock:
-            ref = self.engine.store(None)
-        needs.append(arg)
-        arg.add_done_callback(lambda done: self._fill(ref, done, future))
+        ref = refs.get(id(arg))
+        if ref is None:
+            with self.engine.lock:
+                ref = refs[id(arg)] = self.engine.store(None)
+                future.needs.append(arg)
+            arg.add_done_callback(functools.partial(self._fill, ref, future))
         return ref
 
-    def _fill(self, ref: Ref, done: EngineFuture[Any], future: Future[Any]) -> None:
+    def _fill(self, ref: Ref, future: Future[Any], done: EngineFuture[Any]) -> None:
         """Store the result of a future that is done for a call that needs it, or fail the call too."""
-        error = done.exception()
         with self.engine.lock:
-            if error is not None:
-                future.fail(error)
-            else:
+            try:
                 self.engine.fill(ref, done.payload() or _codec.encode(done.result()))
-            for pool in self.services.values():
-                pool.feed()
+            except Exception as error:  # what it raised, or there is no room for it
+                future.fail(error)
+            future.needs.remove(done)
+            if future.pool is not None:
+                future.pool.feed()
 
     # Waiting.
 
@@ -194,8 +197,9 @@ class Hub:
         for future in futures:
             future.add_done_callback(done.append)
         for _ in futures:
-            if not done:
-                pending = [future for future in futures if not future.done()]
+            with self.engine.lock:  # or one could be done between the two looks
+                pending = [] if done else [future for future in futures if not future.done()]
+            if pending:
                 self._block(pending, Tally(pending, 1), timeout)
             yield done.popleft()
 
@@ -225,7 +229,7 @@ class Hub:
     def _check_deadlock(self, actor: CoreActor, futures: Sequence[Future[Any]]) -> None:
         """Raise if one of the futures can only be done after `actor` has returned from waiting for it."""
         seen: set[CoreActor] = set()
-        left = list(futures)
+        left: list[Any] = list(futures)
         while left:
             future = left.pop()
             where = None if future.done() else self._runs_on(future)
@@ -234,6 +238,7 @@ class Hub:
                     f"{actor.name} would wait for {future.method!r}, which can only run "
                     f"on {actor.name} itself, after this call"
                 )
+            left.extend(future.needs)
             if where is not None and where not in seen:
                 seen.add(where)
                 left.extend(self.waiting.get(where, ()))

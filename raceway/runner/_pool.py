@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from raceway.engine._core import CoreActor
-from raceway.engine.base import Future, Message, Resources
+from raceway.engine.base import Future as EngineFuture
+from raceway.engine.base import Message, Resources
 from raceway.errors import ActorDied, ActorError, ActorStartError, EngineClosed, RacewayError
 
 if TYPE_CHECKING:
+    from raceway.runner._future import Future
     from raceway.runner._hub import Hub
 
 _log = logging.getLogger("raceway.runner")
@@ -60,23 +62,23 @@ class Pool:
         self._factory = factory
         self._args = args
         self._resources = resources
-        self._queue: deque[tuple[Message, Future[Any], list[Future[Any]]]] = deque()
+        self._queue: deque[tuple[Message, Future[Any]]] = deque()
         self._num_started = 0
         self._num_failed_starts = 0
         self._depth = 1
         self._slowest = 0.0
 
-    def submit(self, message: Message, future: Future[Any], needs: list[Future[Any]]) -> None:
+    def submit(self, message: Message, future: Future[Any]) -> None:
         """Queue a call, to run when the futures it needs are done. Called with the lock, as all that follows."""
         if self.broken is not None:
             future.fail(self.broken)
             return
         future.cancel_hook = self._withdraw
-        self._queue.append((message, future, needs))
+        self._queue.append((message, future))
         self.feed()
 
     @staticmethod
-    def _withdraw(future: Future[Any]) -> bool:
+    def _withdraw(future: EngineFuture[Any]) -> bool:
         return future.actor is None  # `feed` leaves out what is done
 
     def start(self) -> CoreActor:
@@ -103,19 +105,20 @@ class Pool:
         """Hand out what can run now."""
         queue = self._queue
         while queue and self.broken is None:
-            message, future, needs = queue[0]
+            message, future = queue[0]
             if future.done():  # cancelled, or something it needs has failed
                 queue.popleft()
                 continue
-            if needs and not all(need.done() for need in needs):
+            if future.needs:
                 if self.ordered or not self._skip_waiting():
                     return
                 continue
             try:
                 member = self._free_member()
             except (RacewayError, OSError) as error:  # there is no room for another worker
-                self._fail_queued(error)
-                return
+                if not self.members:
+                    self._fail_queued(error)
+                return  # those that are there will get to it
             if member is None:
                 return
             queue.popleft()
@@ -123,8 +126,8 @@ class Pool:
 
     def _skip_waiting(self) -> bool:
         """Bring a call that can run to the front of the queue; return whether there is one."""
-        for place, (_, future, needs) in enumerate(self._queue):
-            if future.done() or all(need.done() for need in needs):
+        for place, (_, future) in enumerate(self._queue):
+            if future.done() or not future.needs:
                 self._queue.rotate(-place)
                 return True
         return False
@@ -159,11 +162,11 @@ class Pool:
         if self._queue:
             self.feed()
 
-    def _lost(self, actor: CoreActor, calls: list[tuple[Future[Any], Message]]) -> None:
+    def _lost(self, actor: CoreActor, calls: list[tuple[EngineFuture[Any], Message]]) -> None:
         """Give to others what a worker that died, or that waits, had not begun."""
         for future, message in reversed(calls):
             future.actor = None
-            self._queue.appendleft((message, future, []))
+            self._queue.appendleft((message, cast("Future[Any]", future)))
         if actor.error is not None:
             self._bury(actor, actor.error)
         self.feed()
@@ -190,7 +193,7 @@ class Pool:
         if self.ordered:
             self.broken = self.broken or error
         queue, self._queue = self._queue, deque()
-        for _, future, _ in queue:
+        for _, future in queue:
             future.fail(error)
 
     def close(self, error: EngineClosed) -> None:

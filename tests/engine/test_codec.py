@@ -132,6 +132,14 @@ def test_the_culprit_is_named(value: object, where: str) -> None:
         _codec.encode(value)
 
 
+def test_a_value_that_failed_leaves_nothing_to_the_next() -> None:
+    with pytest.raises(SerializationError):
+        _codec.encode([np.zeros(100_000), threading.Lock()])
+    payload = _codec.encode([np.ones(100_000)])
+    assert len(payload.buffers) == 1
+    assert _codec.decode(payload)[0][0] == 1
+
+
 def test_the_culprit_in_a_closure_is_named() -> None:
     lock = threading.Lock()
     with pytest.raises(SerializationError, match="closure variable lock"):

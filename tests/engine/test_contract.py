@@ -124,6 +124,42 @@ def test_results_come_in_while_the_driver_computes(engine: EngineCore) -> None:
     assert eventually(call.done)  # without ever waiting in the engine
 
 
+def test_a_callback_that_fails_harms_nobody(engine: EngineCore, caplog: pytest.LogCaptureFixture) -> None:
+    box = engine.spawn(Box)
+    box.ready.result(GENEROUS)
+    promise = engine.promise()
+    promise.add_done_callback(lambda _: 1 / 0)
+    heard: list[object] = []
+    promise.add_done_callback(heard.append)
+    engine.keep(promise, 1)
+    calls = [box.call("echo", number) for number in range(20)]
+    for call in calls:
+        if not call.done():
+            call.add_done_callback(lambda _: 1 / 0)
+    assert [call.result(GENEROUS) for call in calls] == list(range(20))
+    assert heard == [promise]
+    assert "callback" in caplog.text
+
+
+def test_closing_ends_every_wait(engine: EngineCore) -> None:
+    promise = engine.promise()
+    caught: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            promise.result()
+        except EngineClosed as error:
+            caught.append(error)
+
+    threads = [threading.Thread(target=wait) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    threading.Timer(0.2, engine.close).start()
+    for thread in threads:
+        thread.join(GENEROUS)
+    assert len(caught) == 2
+
+
 # 4: errors.
 
 
@@ -301,6 +337,16 @@ def test_calls_sent_before_a_restart_wait_for_it(engine: EngineCore) -> None:
     engine.kill(box)
     with pytest.raises(ActorDied):
         call.result(GENEROUS)
+
+
+def test_a_restart_does_not_follow_the_callers_array(engine: EngineCore) -> None:
+    arrays = np.zeros(100_000), np.zeros(10)
+    box = engine.spawn(Box, arrays)
+    box.ready.result(GENEROUS)
+    for array in arrays:
+        array[:] = 7
+    engine.restart(box).result(GENEROUS)
+    assert [array[0] for array in box.call("all").result(GENEROUS)] == [0, 0]
 
 
 @engines(*ALL)

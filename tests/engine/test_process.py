@@ -3,6 +3,7 @@
 import logging
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -14,8 +15,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from raceway.engine.base import Actor
 from raceway.engine.process import ProcessEngine
-from raceway.errors import ActorDied, ActorStartError, DeadlineExceeded, EngineClosed, SharedMemoryError, WaitTimeout
+from raceway.errors import (
+    ActorDied,
+    ActorStartError,
+    DeadlineExceeded,
+    EngineClosed,
+    ResourceError,
+    SharedMemoryError,
+    WaitTimeout,
+)
 from tests.conftest import GENEROUS, eventually
 from tests.engine.actors import BadStart, Box, Faulty
 
@@ -179,6 +189,41 @@ def test_an_actor_may_own_an_engine(engine: ProcessEngine) -> None:
     assert os.path.exists(f"/proc/{inner}")
     engine.kill(owner)
     assert eventually(lambda: not os.path.exists(f"/proc/{inner}")), "it dies with its owner"
+
+
+def test_a_restart_for_which_there_is_no_room() -> None:
+    with ProcessEngine(shared_memory=8 * MiB) as engine:
+        box = engine.spawn(Box, (np.zeros(3 * MiB, np.uint8),))
+        box.ready.result(GENEROUS)
+        held = [engine.put(np.zeros(1 * MiB, np.uint8)) for _ in range(4)]
+        engine.kill(box)
+        while True:
+            try:
+                held.append(engine.put(np.zeros(1 * MiB, np.uint8)))
+            except SharedMemoryError:
+                break
+        with pytest.raises(ActorStartError, match="budget"):
+            engine.restart(box).result(GENEROUS)
+        with pytest.raises(ActorStartError):
+            box.call("echo", 1).result(GENEROUS)
+        with pytest.raises(SharedMemoryError):
+            engine.spawn(Box, (np.zeros(3 * MiB, np.uint8),))
+        held.clear()
+        engine.restart(box).result(GENEROUS)
+        assert box.call("echo", 1).result(GENEROUS) == 1
+
+
+def test_workers_for_which_there_are_no_files(engine: ProcessEngine) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 12, hard))
+    boxes: list[Actor] = []
+    try:
+        with pytest.raises(ResourceError, match="open files"):
+            boxes.extend(engine.spawn(Box) for _ in range(20))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    boxes.append(engine.spawn(Box))
+    assert [box.call("echo", 1).result(GENEROUS) for box in boxes] == [1] * len(boxes)
 
 
 # Amounts.

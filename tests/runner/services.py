@@ -52,6 +52,19 @@ def request(verb: str) -> Any:
     return found.request(("", verb, ()))
 
 
+class Unreadable:
+    """Can be pickled, and unpickled in a worker only."""
+
+    def __reduce__(self) -> Any:
+        return _only_in_a_worker, ()
+
+
+def _only_in_a_worker() -> Any:
+    if host() is None:
+        raise RuntimeError("only in a worker")
+    return Unreadable()
+
+
 class Counter:
     """A state, and methods that change it."""
 

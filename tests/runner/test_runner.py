@@ -111,6 +111,13 @@ def test_a_future_arrives_as_its_result(rr: Runner) -> None:
     assert rr.get(rr.service(services.total)(array(200_000))) == 200_000
 
 
+def test_a_future_may_be_needed_more_than_once(rr: Runner) -> None:
+    service = rr.service(add)
+    slow = rr.service(services.sleep)
+    future = slow(0.2, 5)
+    assert rr.get([service(future, future), service(future, 1), service(future, b=future)]) == [10, 6, 10]
+
+
 def test_a_future_that_fails_fails_what_needs_it(rr: Runner) -> None:
     bad = rr.service(services.fail)()
     with pytest.raises(LookupError, match="boom"):
@@ -382,6 +389,20 @@ def test_two_actors_that_wait_for_each_other(rr: Runner) -> None:
         a.ask([b, a]).get(GENEROUS)
 
 
+def test_an_actor_that_waits_for_what_needs_itself(rr: Runner) -> None:
+    class Node:
+        def hello(self) -> str:
+            return "hello"
+
+        def ask(self, handles: list[Any]) -> Any:
+            me, same = handles
+            return same(me.hello()).get()
+
+    node, same = rr.service(Node()), rr.service(lambda value: value)
+    with pytest.raises(DeadlockError):
+        node.ask([node, same]).get(GENEROUS)
+
+
 def test_errors_pass_through_nested_calls(rr: Runner) -> None:
     bad = rr.service(services.fail)
     outer = rr.service(lambda: rr.get(bad("from deep down")))
@@ -455,6 +476,25 @@ def test_many_small_calls_survive_a_death(rr: Runner) -> None:
     failed = [n for n, future in enumerate(futures) if future.exception() is not None]
     assert failed == [700]
     assert all(future.get() == n for n, future in enumerate(futures) if n != 700)
+
+
+@engines("process")
+def test_calls_survive_the_death_of_the_launcher(rr: Runner) -> None:
+    service = rr.service(services.sleep, workers=1, warmup=1)
+    running, queued = service(600), service(0.0, "ran")
+    assert eventually(lambda: running.actor is not None)
+    rr._hub.engine._starter.process.kill()
+    with pytest.raises(ActorDied):
+        running.get(GENEROUS)
+    assert queued.get(GENEROUS) == "ran"
+
+
+@engines("process")
+def test_an_argument_that_the_driver_cannot_read_is_refused(rr: Runner) -> None:
+    inner = rr.service(services.kind_of)
+    outer = rr.service(lambda: rr.get(inner(services.Unreadable())))
+    with pytest.raises(Exception, match="only in a worker"):
+        outer().get(GENEROUS)
 
 
 @engines(*REMOTE)
