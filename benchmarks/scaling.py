@@ -13,7 +13,7 @@ from _harness import Report, seconds
 
 from raceway.runner import Runner
 
-BARS = {1: 0.0, 5: 4.9, 10: 9.7, 20: 19.0}
+BARS = {1: 1.0, 5: 4.9, 10: 9.7, 20: 19.0}  # 1 is the reference
 
 
 def nap(duration: float) -> None:
@@ -42,7 +42,7 @@ def main() -> None:
         alone = alone or taken
         report.row(
             f"{options.tasks} tasks of {options.milliseconds:g} ms, {workers} workers, speed-up over 1",
-            f"at least {bar:g}",
+            f"at least {bar:g}" if workers > 1 else "the reference",
             alone / taken >= bar,
             speed_up=alone / taken,
             seconds=taken,

@@ -88,7 +88,8 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
     """One local Ray for all tests that need one."""
-    ray = pytest.importorskip("ray")
+    import ray
+
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
     yield
     ray.shutdown()

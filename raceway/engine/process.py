@@ -176,6 +176,8 @@ class ProcessEngine(EngineCore):
         assert isinstance(actor, ProcessActor)
         if not self._places:
             raise ResourceError(f"an engine has room for {_MOST_WORKERS} workers at once")
+        # What can fail comes before anything is opened.
+        surroundings = {"cwd": os.getcwd(), "path": [os.path.abspath(entry) for entry in sys.path], "argv": sys.argv}
         factory = _wire.Parcel(actor.factory, self._arena)
         place = self._places.popleft()
         try:
@@ -185,7 +187,7 @@ class ProcessEngine(EngineCore):
             raise ResourceError(f"{actor.name} cannot be started: {error}. A worker takes five open files.") from error
         actor.place = place
         self._workers[place] = actor
-        self._start_process(actor, place)
+        self._start_process(actor, place, surroundings)
         self._send(actor, _wire.MAKE, 0, factory)
         life = actor.incarnation
         self.reactor.at(self.clock() + actor.start_timeout, lambda: self._late(actor, life))
@@ -208,7 +210,7 @@ class ProcessEngine(EngineCore):
             )
             undo.pop_all()
 
-    def _start_process(self, actor: ProcessActor, place: int) -> None:
+    def _start_process(self, actor: ProcessActor, place: int, surroundings: dict[str, Any]) -> None:
         self._outputs = {output for output in self._outputs if output.fd >= 0} | {actor.output}
         spec = {
             "do": "start",
@@ -221,9 +223,7 @@ class ProcessEngine(EngineCore):
             "portable": self._portable,
             "hands_back": actor.hands_back,
             "environ": dict(os.environ) | gpu_environment(actor.resources.gpus, place),
-            "cwd": os.getcwd(),
-            "path": [os.path.abspath(entry) for entry in sys.path],
-            "argv": sys.argv,
+            **surroundings,
         }
         theirs = actor.link.theirs
         fds = [theirs.fileno(), actor.output.theirs, self._arena.fd, actor.view.fd, self._control.fd]

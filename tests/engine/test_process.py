@@ -213,6 +213,18 @@ def test_a_restart_for_which_there_is_no_room() -> None:
         assert box.call("echo", 1).result(GENEROUS) == 1
 
 
+def test_a_working_folder_that_is_gone(engine: ProcessEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    with monkeypatch.context() as here:
+        here.chdir(folder)
+        folder.rmdir()
+        with pytest.raises(FileNotFoundError):
+            engine.spawn(Box)
+        os.chdir(tmp_path)
+    assert engine.spawn(Box).call("echo", 1).result(GENEROUS) == 1
+
+
 def test_workers_for_which_there_are_no_files(engine: ProcessEngine) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 12, hard))
