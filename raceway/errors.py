@@ -14,6 +14,9 @@ RacewayError
 │   │   └── DeadlineExceeded         it was killed because a call ran too long
 │   └── RestartsExhausted            it died more often than its budget allows
 ├── RemoteError                      a call raised; also the cause of the original where that could travel
+├── FlowError                        a flow went wrong
+│   ├── OperatorError                an operator or source raised; says which, where, on what item
+│   └── ShardFailed                  a shard's actor died and the failure policy says to raise, or is used up
 ├── DeadlockError                    an actor would wait for itself
 └── UnknownReference                  a reference that this run does not know
     ├── ForeignReference             it belongs to another Runner
@@ -23,7 +26,13 @@ RacewayError
 from __future__ import annotations
 
 import difflib
+import os
+import pickle
+import traceback
 from collections.abc import Iterable
+from types import TracebackType
+
+_FLOW = os.path.join(os.path.dirname(__file__), "flow")
 
 
 class RacewayError(Exception):
@@ -102,6 +111,76 @@ class RemoteError(RacewayError):
 
     def __str__(self) -> str:
         return f"{self.kind} in {self.actor}.{self.method}: {self.message}\n\n{self.traceback}"
+
+
+class FlowError(RacewayError):
+    """A flow went wrong: it cannot go on, or a part of it failed."""
+
+
+class OperatorError(FlowError):
+    """An operator or source of a flow raised. Its text ends with the user's own traceback.
+
+    Attributes:
+        operator: the operator's label, as the plan shows it.
+        where: file and line where it was added to the flow.
+        shard: the shard it ran on, or None in the driver.
+        item: the item it was given, as text.
+        original: what it raised, where that could travel; also the `__cause__`.
+        frames: the user's frames, for `pdb.post_mortem(error.frames)`, if it ran in this process.
+    """
+
+    frames: TracebackType | None = None
+
+    def __init__(
+        self, text: str, operator: str, where: str, shard: int | None, item: str, original: BaseException | None
+    ) -> None:
+        super().__init__(text)
+        self.operator = operator
+        self.where = where
+        self.shard = shard
+        self.item = item
+        self.original = self.__cause__ = original
+
+    @classmethod
+    def of(
+        cls, error: Exception, operator: str, where: str, shard: int | None, item: tuple[int, object] | None
+    ) -> OperatorError:
+        """Return the error that tells of `error`. `item` is its number in its stream and the item itself."""
+        if isinstance(error, OperatorError):
+            return error  # of a flow inside the operator
+        frames = error.__traceback__
+        while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_FLOW):
+            frames = frames.tb_next
+        shown = "" if item is None else _shown(item[1])
+        place = "in the driver" if shard is None else f"on shard {shard}"
+        text = f"{operator} failed {place}" + ("" if item is None else f", item {item[0]}: {shown}")
+        text += f"\n  added at {where}"
+        if isinstance(error, StopIteration) or isinstance(error.__cause__, StopIteration):
+            text += "\n  A StopIteration does not end a stream. Use take(), or raise StreamEnd in a source's method."
+        text += "\n\n" + "".join(traceback.format_exception(type(error), error, frames))
+        failure = cls(text, operator, where, shard, shown, error)
+        failure.frames, error.__traceback__ = frames, None  # the text has it: as the cause it would be shown twice
+        return failure
+
+    def __reduce__(self) -> tuple[object, ...]:
+        original = self.original
+        try:
+            pickle.loads(pickle.dumps(original))
+        except Exception:  # the text tells of it
+            original = None
+        return type(self), (str(self), self.operator, self.where, self.shard, self.item, original)
+
+
+def _shown(value: object, most: int = 200) -> str:
+    try:
+        text = repr(value)
+    except Exception:
+        text = f"a {type(value).__qualname__} whose repr fails"
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+class ShardFailed(FlowError):
+    """A shard's actor died, and the failure policy says to raise or has no budget left. The `__cause__` says why."""
 
 
 class DeadlockError(RacewayError):

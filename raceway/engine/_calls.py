@@ -25,8 +25,18 @@ class ArgRef:
         return ArgRef, (self.id,)
 
 
-def run_call(target: object, call: tuple[str, tuple[Any, ...], dict[str, Any]], read: Callable[[int], Any]) -> Any:
-    """Run one decoded call on the actor's object, reading the references among its arguments."""
+class Home:
+    """Where an actor's object lives, with room beside it for what functions sent there keep (a flow its shards)."""
+
+    __slots__ = ("guests", "object")
+
+    def __init__(self, object: Any) -> None:
+        self.object = object
+        self.guests: dict[Any, Any] = {}
+
+
+def run_call(home: Home, call: tuple[Any, tuple[Any, ...], dict[str, Any]], read: Callable[[int], Any]) -> Any:
+    """Run one decoded call, a method's name or a function of the home, reading the references among its arguments."""
     method, args, kwargs = call
     for arg in args:
         if type(arg) is ArgRef:
@@ -34,7 +44,14 @@ def run_call(target: object, call: tuple[str, tuple[Any, ...], dict[str, Any]], 
             break
     if kwargs:
         kwargs = {key: read(arg.id) if type(arg) is ArgRef else arg for key, arg in kwargs.items()}
-    return getattr(target, method)(*args, **kwargs)
+    if isinstance(method, str):
+        return getattr(home.object, method)(*args, **kwargs)
+    return method(home, *args, **kwargs)
+
+
+def name_of(method: Any) -> str:
+    """Return what a called method or function is named in errors."""
+    return method if isinstance(method, str) else str(getattr(method, "__name__", type(method).__name__))
 
 
 def describe_error(error: BaseException, actor: str, method: str, skip: int = 1) -> Payload:

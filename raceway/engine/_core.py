@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from raceway.engine import _codec
-from raceway.engine._calls import ArgRef, describe_error, owned, revive_error
+from raceway.engine._calls import ArgRef, describe_error, name_of, owned, revive_error
 from raceway.engine._codec import Payload
 from raceway.engine._handles import HomeTable
 from raceway.engine._reactor import Reactor
@@ -142,7 +142,7 @@ class EngineCore:
         with self.lock:
             self._lost(self._own(actor), ActorDied(f"{actor.name} was killed by its driver", actor.name))
 
-    def restart(self, actor: Actor) -> Future[bool]:
+    def restart(self, actor: Actor, policy: Restarts | None = None) -> Future[bool]:
         """Build a dead actor anew, after its back-off and within its budget."""
         with self.lock:
             self._check_open()
@@ -150,7 +150,7 @@ class EngineCore:
             core = self._own(actor)
             if core.error is None:
                 self._lost(core, ActorDied(f"{actor.name} was killed for a restart", actor.name))
-            now, policy = self.clock(), core.restarts
+            now, policy = self.clock(), policy or core.restarts
             core.restarted_at = [at for at in core.restarted_at if now - at < policy.window]
             num_recent = len(core.restarted_at)
             if num_recent >= policy.budget:
@@ -189,7 +189,9 @@ class EngineCore:
 
     # Calls.
 
-    def message(self, method: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Message:
+    def message(
+        self, method: str | Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Message:
         """Encode a call."""
         self._check_open()
         refs: list[Ref] = []
@@ -204,9 +206,9 @@ class EngineCore:
             payload = _codec.encode((method, tuple(args), kwargs))
         except SerializationError:
             for place, arg in itertools.chain(enumerate(args), kwargs.items()):
-                _codec.encode(arg, f"argument {place!r} of {method!r}")
+                _codec.encode(arg, f"argument {place!r} of {name_of(method)!r}")
             raise
-        message = Message(method, payload, refs)
+        message = Message(name_of(method), payload, refs)
         self._seal(message)
         return message
 

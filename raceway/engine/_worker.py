@@ -21,7 +21,7 @@ from typing import Any
 
 from raceway.engine import _codec, _wire, host
 from raceway.engine._arena import Arena, ArenaView, Control
-from raceway.engine._calls import describe_error, revive_error, run_call
+from raceway.engine._calls import Home, describe_error, name_of, revive_error, run_call
 from raceway.engine._codec import Payload
 from raceway.engine._handles import AwayTable
 from raceway.engine._reactor import Spin
@@ -54,7 +54,7 @@ class Worker:
         self._spin = Spin()
         self._parked = 0
         self._factory: Any = None
-        self._target: Any = None
+        self._home = Home(None)
 
     def main(self) -> None:
         host.set_host(self)
@@ -62,7 +62,7 @@ class Worker:
         try:
             make, args, kwargs = _codec.decode(self._factory)
             self._factory = None
-            self._target = make(*args, **kwargs)
+            self._home.object = make(*args, **kwargs)
         except BaseException as error:
             self._send(_wire.UNREADY, 0, describe_error(error, self.actor, "__init__"))
             return
@@ -90,10 +90,10 @@ class Worker:
         decoded = None
         try:
             decoded = _codec.decode(call)
-            result = run_call(self._target, decoded, self._read_object)
+            result = run_call(self._home, decoded, self._read_object)
             return _wire.RESULT, self._parcel(_codec.encode(result, "the result"))
         except BaseException as error:
-            method = decoded[0] if decoded is not None else "?"
+            method = name_of(decoded[0]) if decoded is not None else "?"
             return _wire.FAILURE, self._parcel(describe_error(error, self.actor, method, skip=2))
 
     # Out.

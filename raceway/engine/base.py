@@ -15,10 +15,11 @@ machine) and `ray` (a cluster). The verbs:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from raceway.engine._calls import Home as Home
 from raceway.engine._codec import Payload
 from raceway.engine._handles import Handle
 from raceway.errors import Cancelled, ConfigError, RacewayError, SerializationError
@@ -170,6 +171,19 @@ class Future(Generic[T]):
             if self._listeners is not None and callback in self._listeners:
                 self._listeners.remove(callback)
 
+    def __await__(self) -> Generator[Any, None, T]:
+        """Let a coroutine wait for it: `reply = await actor.call("method")`."""
+        import asyncio  # here, because it takes longer to import than the rest of this package
+
+        loop, event = asyncio.get_running_loop(), asyncio.Event()
+
+        def tell(_: Future[T]) -> None:
+            loop.call_soon_threadsafe(event.set)
+
+        self.add_done_callback(tell)
+        yield from event.wait().__await__()
+        return self.result()
+
     def __repr__(self) -> str:
         state = ("pending", "done", "done", "failed")[self._state]
         where = f"{self.actor.name}." if self.actor is not None else ""
@@ -258,6 +272,8 @@ class Actor:
         self.error: BaseException | None = None
         """Why it is dead, or None while it lives."""
         self.pid: int | None = None
+        self.notes: dict[str, Any] = {}
+        """What layers above keep with it."""
 
     @property
     def alive(self) -> bool:
@@ -282,6 +298,7 @@ class Engine(Waiting, Protocol):
     capacity: float
     """Cores that are there to compute with."""
     clock: Callable[[], float]
+    closed: bool
 
     def spawn(
         self,
@@ -310,8 +327,17 @@ class Engine(Waiting, Protocol):
             hands_back: while it waits for a nested call, calls that have not begun go to the actor's `on_lost`.
         """
 
-    def message(self, method: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Message:
-        """Encode a call. What the arguments are now is what the actor will see."""
+    def message(
+        self, method: str | Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Message:
+        """Encode a call. What the arguments are now is what the actor will see.
+
+        Args:
+            method: the name of a method of the actor's object; or a function `f(home, *args, **kwargs)` to run where
+                the actor lives, with its object as `home.object` and a dict of its own as `home.guests`.
+            args: positional arguments.
+            kwargs: keyword arguments.
+        """
 
     def send(self, actor: Actor, message: Message, *, timeout: float | None = None) -> Future[Any]:
         """Run a call. `timeout` is its deadline: seconds from the start of its execution until the actor is killed."""
@@ -339,8 +365,11 @@ class Engine(Waiting, Protocol):
     def kill(self, actor: Actor) -> None:
         """End an actor at once. Its outstanding calls fail with ActorDied."""
 
-    def restart(self, actor: Actor) -> Future[bool]:
-        """Build a dead actor anew, after its back-off and within its budget. Return its new `ready`."""
+    def restart(self, actor: Actor, policy: Restarts | None = None) -> Future[bool]:
+        """Build a dead actor anew, after its back-off and within its budget (its own, or `policy`'s).
+
+        Return its new `ready`.
+        """
 
     def serve(self, handler: Callable[[Actor, Any], Any]) -> None:
         """Answer the requests that actors make of the driver: `handler(actor, request)` gives a value or a future."""

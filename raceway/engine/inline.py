@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from raceway.engine import _codec
-from raceway.engine._calls import describe_error, owned, run_call
+from raceway.engine._calls import Home, describe_error, owned, run_call
 from raceway.engine._core import CoreActor, EngineCore
 from raceway.engine._reactor import Reactor
 from raceway.engine.base import Future, Message
@@ -23,7 +23,7 @@ from raceway.errors import ActorStartError, DeadlockError
 class InlineActor(CoreActor):
     """An actor whose object lives right here."""
 
-    target: Any = None
+    home = Home(None)
     busy = False
 
     def __init__(self, *parts: Any) -> None:
@@ -53,10 +53,9 @@ class InlineEngine(EngineCore):
 
     def _launch(self, actor: CoreActor) -> None:
         assert isinstance(actor, InlineActor)
-        actor.target = None
         try:
             factory, args, kwargs = _codec.decode(owned(actor.factory))
-            actor.target = factory(*args, **kwargs)
+            actor.home = Home(factory(*args, **kwargs))
         except Exception as error:
             failure = ActorStartError(f"{actor.name} could not start: {type(error).__name__}: {error}", actor.name)
             failure.__cause__ = error
@@ -87,7 +86,7 @@ class InlineEngine(EngineCore):
     def _run(self, actor: InlineActor, id: int, message: Message) -> None:
         try:
             result = owned(
-                _codec.encode(run_call(actor.target, _codec.decode(message.payload), self._read), "the result")
+                _codec.encode(run_call(actor.home, _codec.decode(message.payload), self._read), "the result")
             )
             failed = False
         except KeyboardInterrupt:
@@ -121,7 +120,7 @@ class InlineEngine(EngineCore):
 
     def _end(self, actor: CoreActor) -> None:
         assert isinstance(actor, InlineActor)
-        actor.target = None
+        actor.home = Home(None)
         actor.waiting.clear()
 
     def _close(self) -> None:

@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from raceway.engine import _codec, host
-from raceway.engine._calls import describe_error, owned, revive_error, run_call
+from raceway.engine._calls import Home, describe_error, name_of, owned, revive_error, run_call
 from raceway.engine._codec import Payload
 from raceway.engine._core import CoreActor, EngineCore
 from raceway.engine._handles import AwayTable, Handle
@@ -622,7 +622,7 @@ class Host:
         self._handles = AwayTable(self.uid)
         self._handles.read = self._read
         self._values: dict[int, Payload] = {}  # stored values that were read, while their references are held
-        self._target: Any = None
+        self._home = Home(None)
         host.set_host(self)
 
     def run(self, making: bool, wire: Wire, *stored: Wire) -> Wire:
@@ -635,11 +635,11 @@ class Host:
             values = {id: self._open(value)[2] for id, value in zip(refs, stored, strict=True)}
             call = _codec.decode(payload)
             if making:
-                self._target = call[0](*call[1], **call[2])
+                self._home.object = call[0](*call[1], **call[2])
                 result = _codec.encode(None)
             else:
-                method = call[0]
-                result = _codec.encode(run_call(self._target, call, partial(_decode_one, values)), "the result")
+                method = name_of(call[0])
+                result = _codec.encode(run_call(self._home, call, partial(_decode_one, values)), "the result")
         except BaseException as error:
             kind, result = _FAILURE, describe_error(error, self.actor, method, skip=1 if making else 2)
         micros = (time.perf_counter_ns() - start) // 1000

@@ -1,0 +1,90 @@
+"""What flows: items in envelopes, and the words with which the stages of a running flow answer one another."""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from raceway.engine.base import Actor
+
+
+class Word(enum.Enum):
+    """What a stage answers that has no item to give. Users never see it."""
+
+    PENDING = "ask again when something has happened"
+    END = "there are no more"
+
+
+class StreamEnd(Exception):  # noqa: N818: it is no error
+    """Raised by the method behind `create(actors, method)` to say that there are no more items."""
+
+
+class Shard(NamedTuple):
+    """One of the streams that make up a ParIter. An operator that asks for `shard` is given it."""
+
+    number: int
+    total: int
+    seed: int = 0
+
+    def generator(self, *purpose: int) -> np.random.Generator:
+        """Return random numbers of this shard's own, which do not depend on where it runs."""
+        return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(*purpose, self.number)))
+
+
+class Source(NamedTuple):
+    """Where an item came from."""
+
+    shard: int
+    name: str
+    """The actor's."""
+    actor: Actor | None = None
+    """Its handle, in the driver."""
+
+
+class Envelope(NamedTuple):
+    """What is known about an item. An operator that asks for `envelope` is given it."""
+
+    sources: tuple[Source, ...]
+    sequence: int
+    """Its number in its shard, from 0; of several items the last one's."""
+    version: int | None
+    """The version that its actor had, as `send_msg` told it; of several items the oldest."""
+    begun: float
+    """When its making began: seconds since the epoch, by the clock of where it was made."""
+    done: float
+    size: int = 1
+    """How many items of a source it was made from."""
+
+
+Item = tuple[Any, Envelope]
+Gifts = dict[str, Any]
+"""What operators may ask for: the actor and the shard."""
+
+
+def merge(envelopes: Iterable[Envelope]) -> Envelope:
+    """Return the envelope of an item that was made from several.
+
+    >>> merge([Envelope((), 3, 7, begun=1.0, done=2.0), Envelope((), 4, 6, begun=1.5, done=2.5)])
+    Envelope(sources=(), sequence=4, version=6, begun=1.0, done=2.5, size=2)
+    """
+    sources, sequences, versions, begun, done, counts = zip(*envelopes, strict=True)
+    distinct = dict.fromkeys(source for some in sources for source in some)
+    oldest = min((version for version in versions if version is not None), default=None)
+    return Envelope(tuple(distinct), max(sequences), oldest, min(begun), max(done), sum(counts))
+
+
+def detached(value: Any, actors: Mapping[str, Actor] | None = None) -> Any:
+    """Return the containers and envelopes of a state, with the handles of actors taken out, or put back in."""
+    if isinstance(value, Source):
+        return Source(value.shard, value.name, actors.get(value.name) if actors else None)
+    if isinstance(value, Envelope):
+        return value._replace(sources=tuple(detached(source, actors) for source in value.sources))
+    if type(value) is dict:
+        return {key: detached(part, actors) for key, part in value.items()}
+    if type(value) in (list, tuple, deque):
+        return type(value)(detached(part, actors) for part in value)
+    return value

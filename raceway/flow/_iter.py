@@ -1,0 +1,315 @@
+"""`Iter`: a sequential stream, pulled by the driver. Building one runs nothing."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from raceway.engine.base import Actor
+from raceway.errors import ConfigError, unknown
+from raceway.flow._graph import Node, asked_for, name_of, whole
+from raceway.flow._items import Source
+from raceway.flow._join import Branch, Input, Moved, Queue, RateLimit, Split, Union
+from raceway.flow._ops import Batch, Combine, Filter, FlatMap, ForEach, Op, Shuffle, Take, with_source
+from raceway.flow._run import Run
+from raceway.flow._shard import Origin, once
+from raceway.flow.explain import Explained
+
+T = TypeVar("T")
+U = TypeVar("U")
+StreamT = TypeVar("StreamT", bound="Stream[Any]")
+
+
+class Stream(Explained, Generic[T]):
+    """What both kinds of stream are: the end of a plan, to which more can be added.
+
+    An operator's function may be any callable. A parameter that it declares with the default `given` it is given:
+    `envelope`, what is known of the item; on shards also `actor`, the object it runs beside, and `shard`.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def _add(self, op: type[Op], label: str, **settings: Any) -> Any:
+        return type(self)(Node(label, op, [self._node], parallel=self._node.parallel, **settings))
+
+    def _call(self, op: type[Op], kind: str, function: Callable[..., Any]) -> Any:
+        asked_for(function, self._node.parallel)
+        return self._add(op, f"{kind}({name_of(function)})", function=function)
+
+    def filter(self: StreamT, function: Callable[[Any], object]) -> StreamT:
+        """Keep the items for which the function is true.
+
+        >>> list(Iter.from_range(6).filter(lambda x: x % 2))
+        [1, 3, 5]
+        """
+        return self._call(Filter, "filter", function)  # type: ignore[no-any-return]
+
+    def take(self: StreamT, count: int) -> StreamT:
+        """End after so many items; of a ParIter, after so many of every shard.
+
+        >>> list(Iter.from_range(9).take(2))
+        [0, 1]
+        """
+        return self._add(Take, f"take({count})", count=whole("count", count, 0))  # type: ignore[no-any-return]
+
+    def shuffle(self: StreamT, buffer: int, *, seed: int = 0) -> StreamT:
+        """Hold so many items, and give one of them by chance for every further one.
+
+        >>> sorted(Iter.from_range(5).shuffle(3, seed=1))
+        [0, 1, 2, 3, 4]
+        """
+        settings = {"size": whole("buffer", buffer), "seed": whole("seed", seed, 0)}
+        return self._add(Shuffle, f"shuffle({buffer}, seed={seed})", **settings)  # type: ignore[no-any-return]
+
+    # What these return depends on the kind of stream: it is said there.
+
+    def flat_map(self, function: Callable[[T], Iterable[Any]]) -> Any:
+        """Give the items of what the function returns for every item.
+
+        >>> list(Iter.from_range(4).flat_map(range))
+        [0, 0, 1, 0, 1, 2]
+        """
+        return self._call(FlatMap, "flat_map", function)
+
+    def combine(self, function: Callable[[T], Iterable[Any]]) -> Any:
+        """As `flat_map`, for a function that holds items back: their envelopes go with what it gives in the end.
+
+        At the end of the stream the function's `finish()` is called, if it has one.
+
+        >>> held = []
+        >>> list(Iter.from_range(5).combine(lambda x: held.append(x) or ([sum(held)] if x % 2 else [])))
+        [1, 6]
+        """
+        return self._call(Combine, "combine", function)
+
+    def batch(self, size: int) -> Any:
+        """Put so many items (of one shard) into a list; the last list may be shorter.
+
+        >>> list(Iter.from_range(5).batch(2))
+        [[0, 1], [2, 3], [4]]
+        """
+        return self._add(Batch, f"batch({size})", size=whole("size", size))
+
+    def zip_with_source(self) -> Any:
+        """Pair every item with where it came from. On shards the source has no handle of its actor.
+
+        >>> [(source.shard, x) for source, x in ParIter.from_range(3, actors).gather_async().zip_with_source()]
+        [(0, 0), (1, 1), (0, 2)]
+        """
+        return self._add(ForEach, "zip_with_source", function=with_source)
+
+
+class Iter(Stream[T]):
+    """A sequential stream: `for x in flow`, `next(flow)` or, in a debugger, `flow.step()` runs it.
+
+    Every `iter(flow)` starts anew from the source, and knows nothing of others that are under way.
+    """
+
+    if TYPE_CHECKING:
+
+        def flat_map(self, function: Callable[[T], Iterable[U]]) -> Iter[U]: ...
+        def combine(self, function: Callable[[T], Iterable[U]]) -> Iter[U]: ...
+        def batch(self, size: int) -> Iter[list[T]]: ...
+        def zip_with_source(self) -> Iter[tuple[Source, T]]: ...
+
+    _latest: Callable[[], Run[T] | None] = staticmethod(lambda: None)
+    _own: Run[T] | None = None  # the one that `next` and `step` drive
+    _restored: Run[T] | None = None
+
+    @staticmethod
+    def from_items(items: Iterable[U] | Callable[[], Iterable[U]]) -> Iter[U]:
+        """Give the items of a collection, of an iterator (once only), or of what a function returns each time.
+
+        >>> list(Iter.from_items("ab")), list(Iter.from_items(lambda: (x * x for x in range(3))))
+        (['a', 'b'], [0, 1, 4])
+        """
+        make: Any = items if callable(items) else items.__iter__
+        if isinstance(items, Iterator):
+            make = partial(once, [items])
+        return Iter(Node(f"from_items({name_of(items)})", Origin(make, parallel=False), ()))
+
+    @staticmethod
+    def from_range(*args: int) -> Iter[int]:
+        """Give the numbers that `range` gives.
+
+        >>> list(Iter.from_range(2, 5))
+        [2, 3, 4]
+        """
+        return Iter(Node(f"from_range({', '.join(map(str, args))})", Origin(range(*args).__iter__, parallel=False), ()))
+
+    def for_each(self, function: Callable[[T], U], *, on: str | Actor = "driver", queue: int = 2) -> Iter[U]:
+        """Apply a function to every item.
+
+        With `on="thread"`, or an actor, it runs there while the driver goes on: a learner. So many items (`queue`) may
+        be on their way to it and back; their order stays. On an actor it lives and keeps its state there.
+
+        >>> list(Iter.from_range(3).for_each(lambda x: 2 * x))
+        [0, 2, 4]
+        """
+        if on == "driver":
+            return self._call(ForEach, "for_each", function)  # type: ignore[no-any-return]
+        if on != "thread" and not isinstance(on, Actor):
+            raise unknown("place for an operator", on, ("driver", "thread"), "Or give an actor of an engine.")
+        actor = on if isinstance(on, Actor) else None
+        asked_for(function, parallel=actor is not None)
+        settings: Any = {"function": function, "room": whole("queue", queue), "actor": actor}
+        label = f"for_each({name_of(function)}, on={actor.name if actor else on}, queue={queue})"
+        return Iter(Node(label, _with_run(Moved), [self._node], actors=[actor] if actor else (), **settings))
+
+    def flatten(self: Iter[Iterable[U]] | Iter[list[U]]) -> Iter[U]:
+        """Give the items of every item.
+
+        >>> list(Iter.from_items([[1, 2], [3]]).flatten())
+        [1, 2, 3]
+        """
+        return self._add(FlatMap, "flatten", function=iter)  # type: ignore[no-any-return]
+
+    def queue(self, size: int) -> Iter[T]:
+        """Take in up to so many items as soon as they are there, whether or not they are asked for yet.
+
+        >>> list(Iter.from_range(3).queue(2))
+        [0, 1, 2]
+        """
+        return Iter(Node(f"queue({size})", _with_run(Queue), [self._node], size=whole("size", size)))
+
+    def split(self, *names: str, buffer: int = 1000) -> tuple[Iter[T], ...]:
+        """Give every item to every branch, named or by default `a` and `b`.
+
+        A branch that is behind is served first. One may run ahead of another by at most `buffer` items.
+
+        >>> low, high = Iter.from_range(4).split("low", "high")
+        >>> list(union(low.filter(lambda x: x < 2), high.for_each(lambda x: 10 + x)))
+        [0, 10, 1, 11, 12, 13]
+        """
+        names = names or ("a", "b")
+        if len(set(names)) != len(names) or not all(isinstance(name, str) for name in names):
+            raise ConfigError(f"the branches of a split need names, each its own, not {names!r}")
+        make = partial(Split, names=names, buffer=whole("buffer", buffer))
+        split = Node(f"split({', '.join(names)})", make, [self._node])
+        return tuple(Iter(Node(f"branch({name})", partial(Branch, name=name), [split])) for name in names)
+
+    # Driving.
+
+    def start(self, *, measure: bool = False) -> Run[T]:
+        """Begin an iteration; `measure` has it look at the size and age of every item too.
+
+        >>> with Iter.from_range(3).start() as run:
+        ...     next(run)
+        0
+        """
+        return self._begun(Run(self._node, measure=measure))
+
+    def _begun(self, run: Run[T]) -> Run[T]:
+        self._latest = weakref.ref(run)
+        return run
+
+    def __iter__(self) -> Run[T]:
+        run, self._restored = self._restored, None
+        return run or self.start()
+
+    def __next__(self) -> T:
+        self._own = self._own or iter(self)
+        return next(self._own)
+
+    def step(self) -> T:
+        """Return the next item, as `next(flow)` does.
+
+        >>> Iter.from_range(3).step()
+        0
+        """
+        return next(self)
+
+    def state(self, *, in_flight: str = "drain") -> dict[str, Any]:
+        """Return all that the iteration begun last needs to go on later; see `Run.state` for `in_flight`.
+
+        >>> flow = Iter.from_range(5).batch(2)
+        >>> next(flow)
+        [0, 1]
+        >>> list(flow.restore(flow.state()))
+        [[2, 3], [4]]
+        """
+        run = self._latest()
+        if run is None:
+            raise ConfigError("no iteration of this flow is under way, so there is no state to save")
+        return run.state(in_flight=in_flight)
+
+    def restore(self, state: dict[str, Any]) -> Run[T]:
+        """Return an iteration that goes on from a state. The next `iter(flow)` or `next(flow)` is that one."""
+        self._own, self._restored = None, self._begun(Run(self._node, state=state))
+        return self._restored
+
+
+def _with_run(op: type[Op]) -> Callable[[Any, Node], Op]:
+    """Return a function that makes an operator which knows the run."""
+
+    def make(run: Any, node: Node) -> Op:
+        step = node.step._replace(settings={**node.step.settings, "run": run, "node": node})
+        return op(run.stage(node.parents[0]), step, {}, run.measure)
+
+    return make
+
+
+def union(
+    *branches: Iter[T],
+    weights: Sequence[float] | Mapping[str, float] | None = None,
+    limits: Sequence[RateLimit] = (),
+    emit: Sequence[str] | None = None,
+    **named: Iter[T],
+) -> Iter[T]:
+    """Take from the branches in turn: of each as many items in a row as its weight says.
+
+    A weight of 0.5 takes one item every second time. A branch that has ended leaves.
+
+    Args:
+        branches: streams; they are called "0", "1" and so on.
+        weights: one for each branch, in order or by name; 1 for those not named.
+        limits: see `RateLimit`.
+        emit: the names of the branches whose items are given on; those of others are only taken.
+        named: further streams, with names.
+
+    >>> list(union(Iter.from_range(4), Iter.from_items("ab"), weights=[2, 1]))
+    [0, 1, 'a', 2, 3, 'b']
+    """
+    return _union("union", branches, named, weights, limits, emit)
+
+
+def union_async(
+    *branches: Iter[T], limits: Sequence[RateLimit] = (), emit: Sequence[str] | None = None, **named: Iter[T]
+) -> Iter[T]:
+    """Take whatever is ready from any branch, fairly; see `union`.
+
+    >>> sorted(union_async(Iter.from_range(3), Iter.from_range(7, 9)))
+    [0, 1, 2, 7, 8]
+    """
+    return _union("union_async", branches, named, None, limits, emit)
+
+
+def _union(kind: str, branches: Any, named: Any, weights: Any, limits: Any, emit: Any) -> Iter[Any]:
+    inputs: dict[str, Iter[Any]] = {str(place): one for place, one in enumerate(branches)} | named
+    if not inputs or not all(isinstance(one, Iter) for one in inputs.values()):
+        wrong = next((one for one in inputs.values() if not isinstance(one, Iter)), "nothing")
+        raise ConfigError(f"{kind} takes sequential streams (gather a ParIter first), not {wrong!r}")
+    if weights is not None and not isinstance(weights, Mapping):
+        if len(weights) != len(inputs):
+            raise ConfigError(f"{kind} of {len(inputs)} branches was given {len(weights)} weights: {weights!r}")
+        weights = dict(zip(inputs, weights, strict=True))
+    mentioned = [*(weights or ()), *(emit or ()), *(name for limit in limits for name in (limit.branch, limit.per))]
+    for name in mentioned:
+        if name not in inputs:
+            raise unknown(f"branch of {kind}", name, inputs)
+    for name, weight in (weights or {}).items():
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < float("inf"):
+            raise ConfigError(f"the weight of branch {name!r} must be a number above 0, not {weight!r}")
+    exact = {name: Fraction(str((weights or {}).get(name, 1))) for name in inputs}  # 0.1 is meant to be a tenth
+
+    def make(run: Any, node: Node) -> Union:
+        rows = zip(inputs, node.parents, strict=True)
+        made = [Input(name, run.stage(parent), exact[name], not emit or name in emit) for name, parent in rows]
+        return Union(run, node, made, limits, in_turn=kind == "union")
+
+    label = f"{kind}({', '.join(f'{name}: {weights[name]}' if weights else name for name in inputs)})"
+    return Iter(Node(label, make, [one._node for one in inputs.values()], inputs=list(inputs)))

@@ -1,0 +1,225 @@
+"""Operators that turn items into items: the same on a shard and in the driver."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
+
+import numpy as np
+
+from raceway import state as states
+from raceway.errors import FlowError, OperatorError
+from raceway.flow._graph import Step, asked_for, given
+from raceway.flow._items import Envelope, Gifts, Item, Shard, Source, Word, merge
+from raceway.flow.tracing import Meter
+
+
+class Stage(states.Stateful):
+    """A part of a running flow."""
+
+    def poll(self) -> Item | Word:
+        """Return the next item, or PENDING, or END."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Give back what was opened. May be called twice."""
+
+
+class Op(Stage):
+    """An operator behind another stage. What kind of operator, `feed` says: items for an item."""
+
+    kept: ClassVar[tuple[str, ...]] = ("ready", "ended")
+
+    def __init__(self, parent: Any, step: Step, gifts: Gifts, measure: bool) -> None:
+        self.parent = parent
+        self.step = step
+        self.gifts = gifts
+        self.meter = Meter(measure)
+        self.ready: deque[Item] = deque()
+        self.ended = False
+        vars(self).update(step.settings)
+        self.begin()
+
+    def begin(self) -> None:
+        """Make what changes while it runs."""
+
+    def feed(self, item: Item) -> Iterable[Item]:
+        """Take in an item and return what comes of it."""
+        raise NotImplementedError
+
+    def finish(self) -> Iterable[Item]:
+        """Return what is left when there are no more items."""
+        return ()
+
+    def poll(self) -> Item | Word:
+        while not self.ready:
+            if self.ended:
+                return Word.END
+            answer = self.parent.poll()
+            if answer is Word.PENDING:
+                return answer
+            self.take(answer)
+        return self.ready.popleft()
+
+    def take(self, answer: Item | Word) -> None:
+        """Take in an item or the end."""
+        begin = time.perf_counter()
+        try:
+            if isinstance(answer, Word):
+                self.ended = True
+                self.ready.extend(self.finish())
+            else:
+                self.ready.extend(self.feed(answer))
+                self.meter.count(answer, time.perf_counter() - begin)
+        except Exception as error:
+            shard, step = self.gifts.get("shard"), self.step
+            item = None if isinstance(answer, Word) else (answer[1].sequence, answer[0])
+            raise OperatorError.of(error, step.label, step.where, shard and shard.number, item) from error
+
+    def through(self, item: Item) -> Item:
+        """Return the one item that comes of an item."""
+        self.take(item)
+        return self.ready.popleft()
+
+    @property
+    def num_held(self) -> int:
+        """How many items it has taken in that it has not given on."""
+        return len(self.ready)
+
+    def close(self) -> None:
+        self.parent.close()
+
+
+class Calling(Op):
+    """An operator around a user's function."""
+
+    function: Callable[..., Any]
+
+    def begin(self) -> None:
+        self.asked = asked_for(self.function, parallel="actor" in self.gifts)
+        self.kwargs = {name: self.gifts[name] for name in self.asked if name != "envelope"}
+
+    def call(self, item: Item) -> Any:
+        if not self.asked:
+            return self.function(item[0])
+        if "envelope" in self.asked:
+            return self.function(item[0], envelope=item[1], **self.kwargs)
+        return self.function(item[0], **self.kwargs)
+
+    def state(self) -> Any:
+        return {"function": states.state_of(self.function), **super().state()}
+
+    def restore(self, state: Any) -> None:
+        states.restore(self.function, state["function"])
+        super().restore(state)
+
+
+class ForEach(Calling):
+    def feed(self, item: Item) -> Iterable[Item]:
+        return ((self.call(item), item[1]),)
+
+
+class Filter(Calling):
+    def feed(self, item: Item) -> Iterable[Item]:
+        return (item,) if self.call(item) else ()
+
+
+class FlatMap(Calling):
+    def feed(self, item: Item) -> Iterable[Item]:
+        return [(value, item[1]) for value in self.call(item)]
+
+
+class Combine(Calling):
+    """As FlatMap, for a function that holds items back: their envelopes go with what it gives in the end."""
+
+    kept: ClassVar[tuple[str, ...]] = (*Op.kept, "held")
+
+    def begin(self) -> None:
+        super().begin()
+        self.held: list[Envelope] = []
+
+    def feed(self, item: Item) -> Iterable[Item]:
+        self.held.append(item[1])
+        return self._emitted(self.call(item))
+
+    def finish(self) -> Iterable[Item]:
+        return self._emitted(self.function.finish()) if self.held and hasattr(self.function, "finish") else ()
+
+    def _emitted(self, values: Iterable[Any]) -> list[Item]:
+        values = list(values)
+        envelope, self.held = (merge(self.held), []) if values else (None, self.held)
+        return [(value, envelope) for value in values]  # type: ignore[misc]
+
+    @property
+    def num_held(self) -> int:
+        return len(self.ready) + len(self.held)
+
+
+class Batch(Op):
+    kept: ClassVar[tuple[str, ...]] = (*Op.kept, "held")
+    size: int
+
+    def begin(self) -> None:
+        self.held: list[Item] = []
+
+    def feed(self, item: Item) -> Iterable[Item]:
+        self.held.append(item)
+        return self.finish() if len(self.held) == self.size else ()
+
+    def finish(self) -> Iterable[Item]:
+        items, self.held = self.held, []
+        return [([value for value, _ in items], merge(envelope for _, envelope in items))] if items else ()
+
+    @property
+    def num_held(self) -> int:
+        return len(self.ready) + len(self.held)
+
+
+class Shuffle(Batch):
+    """Holds so many items and gives one of them, by chance, for every further one."""
+
+    kept: ClassVar[tuple[str, ...]] = (*Batch.kept, "random")
+    seed: int
+
+    def begin(self) -> None:
+        super().begin()
+        self.random: np.random.Generator = self.gifts.get("shard", Shard(0, 1))._replace(seed=self.seed).generator()
+
+    def feed(self, item: Item) -> Iterable[Item]:
+        if len(self.held) < self.size:
+            self.held.append(item)
+            return ()
+        place = int(self.random.integers(self.size))
+        chosen, self.held[place] = self.held[place], item
+        return (chosen,)
+
+    def finish(self) -> Iterable[Item]:
+        items, self.held = self.held, []
+        return [items[place] for place in self.random.permutation(len(items))]
+
+
+class Take(Op):
+    kept: ClassVar[tuple[str, ...]] = (*Op.kept, "count")
+    count: int
+
+    def poll(self) -> Item | Word:
+        if self.count == 0 and not self.ended:
+            self.ended = True
+            self.parent.close()
+        return super().poll()
+
+    def feed(self, item: Item) -> Iterable[Item]:
+        self.count -= 1
+        return (item,)
+
+
+def with_source(value: Any, *, envelope: Envelope = given) -> tuple[Source, Any]:
+    """Return an item with where it came from."""
+    if len(envelope.sources) != 1:
+        raise FlowError(
+            f"the item comes from {len(envelope.sources)} sources, not one. Zip before items are put together, "
+            "or let an operator ask for `envelope`, which has them all."
+        )
+    return envelope.sources[0], value

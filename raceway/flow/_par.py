@@ -1,0 +1,196 @@
+"""`ParIter`: a stream sharded over actors. Building one runs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from raceway.engine.base import Actor, Future
+from raceway.engine.guests import Failures
+from raceway.errors import ConfigError
+from raceway.flow._gather import GatherAsync, GatherSync, ShardPlan
+from raceway.flow._graph import Node, whole
+from raceway.flow._items import Shard, Source
+from raceway.flow._iter import Iter, Stream
+from raceway.flow._ops import ForEach
+from raceway.flow._shard import Origin, calls, dealt, deliver, itself, one_for_each
+
+T = TypeVar("T")
+U = TypeVar("U")
+Shards = list[ShardPlan]
+
+
+class ParIter(Stream[T]):
+    """A stream in shards, each of which runs on an actor. Read it through `gather_sync` or `gather_async`.
+
+    Order and randomness belong to a shard, not to an actor: on which one it runs makes no difference. In the examples
+    `actors` are two actors of an inline engine.
+    """
+
+    if TYPE_CHECKING:
+
+        def flat_map(self, function: Callable[[T], Iterable[U]]) -> ParIter[U]: ...
+        def combine(self, function: Callable[[T], Iterable[U]]) -> ParIter[U]: ...
+        def batch(self, size: int) -> ParIter[list[T]]: ...
+        def zip_with_source(self) -> ParIter[tuple[Source, T]]: ...
+
+    @staticmethod
+    def from_range(stop: int, actors: Sequence[Actor], *, num_shards: int | None = None) -> ParIter[int]:
+        """Deal out the numbers from 0 to `stop` to the shards in turn.
+
+        >>> list(ParIter.from_range(5, actors).gather_sync())
+        [[0, 1], [2, 3], [4]]
+        """
+        make = partial(dealt, range(whole("stop", stop, 0)))
+        return _sharded(f"from_range({stop}", actors, Origin(make, parallel=True), num_shards)
+
+    @staticmethod
+    def from_items(items: Sequence[U], actors: Sequence[Actor], *, num_shards: int | None = None) -> ParIter[U]:
+        """Deal out the items of a sequence to the shards in turn.
+
+        >>> list(ParIter.from_items("abc", actors).gather_sync())
+        [['a', 'b'], ['c']]
+        """
+        if not isinstance(items, Sequence):
+            raise ConfigError(f"from_items deals out a sequence, not {items!r}. Use from_iterators.")
+        origin = Origin(partial(dealt, items), parallel=True)
+        return _sharded(f"from_items({len(items)} items", actors, origin, num_shards)
+
+    @staticmethod
+    def from_iterators(
+        iterators: Sequence[Iterable[U] | Callable[[], Iterable[U]]], actors: Sequence[Actor]
+    ) -> ParIter[U]:
+        """Make a shard of every collection, and of what every function (a generator, say) returns on its actor.
+
+        >>> list(ParIter.from_iterators([lambda: (x * x for x in range(3)), [7]], actors).gather_sync())
+        [[0, 7], [1], [4]]
+        """
+        under_way = [one for one in iterators if isinstance(one, Iterator)]
+        if under_way:
+            raise ConfigError(f"{under_way[0]!r} is under way and cannot be sent. Give a function that makes it.")
+        origin = Origin(partial(one_for_each, list(iterators)), parallel=True)
+        return _sharded("from_iterators(", actors, origin, len(iterators))
+
+    def for_each(self, function: Callable[[T], U]) -> ParIter[U]:
+        """Apply a function to every item, on the actor where it was made.
+
+        >>> list(ParIter.from_range(4, actors).for_each(lambda x: 2 * x).gather_sync())
+        [[0, 2], [4, 6]]
+        """
+        return self._call(ForEach, "for_each", function)  # type: ignore[no-any-return]
+
+    def select_shards(self, *numbers: int) -> ParIter[T]:
+        """Keep these shards only.
+
+        >>> list(ParIter.from_range(4, actors).select_shards(1).gather_sync())
+        [[1], [3]]
+        """
+        count = len(shards_of(self._node))
+        for number in numbers:
+            if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < count:
+                raise ConfigError(f"there is no shard {number!r}: there are {count}, from 0")
+        return self._changed(f"select_shards({', '.join(map(str, numbers))})", lambda all: [all[i] for i in numbers])
+
+    def union(self, *others: ParIter[T]) -> ParIter[T]:
+        """Put the shards of several ParIters side by side.
+
+        >>> left, right = ParIter.from_range(2, actors), ParIter.from_items("ab", actors)
+        >>> list(left.union(right).gather_sync())
+        [[0, 1, 'a', 'b']]
+        """
+        return self._changed("union", lambda shards: shards, others)
+
+    def on_failure(self, policy: str, **settings: Any) -> ParIter[T]:
+        """Say what happens when the actor of a shard dies, or something on it raises; `Failures` has the settings.
+
+        `raise` is what happens otherwise. `drop` goes on with the other shards. `restart` restarts the actor and goes on,
+        with fresh operators, after the items that were delivered; what was under way is lost, and counted.
+
+        >>> list(ParIter.from_range(2, actors).for_each(lambda x: 1 // x).on_failure("drop").gather_async())
+        [1]
+        """
+        failures = Failures(policy=policy, **settings)
+        return self._changed(f"on_failure({policy})", lambda all: [one._replace(failures=failures) for one in all])
+
+    def _changed(self, label: str, change: Callable[[Shards], Shards], others: Sequence[ParIter[T]] = ()) -> ParIter[T]:
+        return ParIter(Node(label, change, [one._node for one in (self, *others)], parallel=True))
+
+    def gather_sync(self) -> Iter[list[T]]:
+        """Give rounds: a list of one item of every shard, in shard order. A shard that has ended leaves the rounds.
+
+        No shard begins its next item before the next round is asked for, and messages sent until then come first.
+
+        >>> list(ParIter.from_range(3, actors).gather_sync())
+        [[0, 1], [2]]
+        """
+        return Iter(Node("gather_sync", partial(GatherSync, plans=shards_of(self._node)), [self._node]))
+
+    batch_across_shards = gather_sync
+
+    def gather_async(self, num_async: int = 1) -> Iter[T]:
+        """Give items in the order in which they are done, with at most `num_async` under way on a shard.
+
+        With 1, a shard begins its next item only when the stream is asked again after its last: by then the driver has
+        done with that whatever it does, and messages it sent come first.
+
+        >>> list(ParIter.from_range(4, actors).gather_async())
+        [0, 1, 2, 3]
+        """
+        make = partial(GatherAsync, plans=shards_of(self._node), num_async=whole("num_async", num_async))
+        return Iter(Node(f"gather_async(num_async={num_async})", make, [self._node]))
+
+    def __iter__(self) -> NoReturn:
+        raise ConfigError(
+            f"a ParIter is many streams. Make it one to iterate it, with gather_sync() or gather_async(): {self._node}"
+        )
+
+
+def create(
+    actors: Sequence[Actor], method: str | None = None, *, num_shards: int | None = None, seed: int = 0
+) -> ParIter[Any]:
+    """Make a stream of what actors produce: a method is called for every item, or the actor's own object iterated.
+
+    The method may declare `shard=given`, and ends its stream by raising `StreamEnd`. If there are more shards than
+    actors they are dealt out in turn. `seed` is what `shard.generator()` is made of, together with the shard's number.
+
+    >>> list(create(actors, "sample").take(2).gather_sync())
+    [[0, 0], [1, 1]]
+    """
+    origin = Origin(itself if method is None else partial(calls, method), parallel=True, goes_on=True)
+    return _sharded(f"create({method or 'iter'}", actors, origin, num_shards, seed)
+
+
+def _sharded(
+    label: str, actors: Sequence[Actor], origin: Origin, num_shards: int | None, seed: int = 0
+) -> ParIter[Any]:
+    if not actors or not all(isinstance(actor, Actor) for actor in actors):
+        raise ConfigError(f"a ParIter needs a list of actors of an engine, not {actors!r}")
+    count = len(actors) if num_shards is None else whole("num_shards", num_shards)
+    settings: Any = {"parallel": True, "num_shards": count, "seed": whole("seed", seed, 0)}
+    return ParIter(Node(f"{label}, shards={count})", origin, (), actors=actors, **settings))
+
+
+def shards_of(node: Node) -> Shards:
+    """Return the shards that a parallel node stands for."""
+    part, settings = node.step.part, node.step.settings
+    if isinstance(part, Origin):
+        shards = [Shard(number, settings["num_shards"], settings["seed"]) for number in range(settings["num_shards"])]
+        return [ShardPlan(node.actors[shard.number % len(node.actors)], shard, (node,)) for shard in shards]
+    plans = [plan for parent in node.parents for plan in shards_of(parent)]
+    return [plan._replace(nodes=(*plan.nodes, node)) for plan in plans] if isinstance(part, type) else part(plans)
+
+
+def send_msg(to: Actor | Source, method: str, *args: Any, version: int | None = None, **kwargs: Any) -> Future[Any]:
+    """Call a method of an actor of a flow, without waiting. The reply can be waited for: `.result()`, or `await`.
+
+    Items that the actor begins afterwards carry `version` in their envelopes.
+
+    >>> send_msg(actors[0], "set_weights", [0.5], version=3).result()
+    """
+    actor = to.actor if isinstance(to, Source) else to
+    if not isinstance(actor, Actor):
+        raise ConfigError(f"a message goes to an actor, or to a source that knows its actor, not to {to!r}")
+    if version is not None:
+        actor.notes["version"] = max(version, actor.notes.get("version", version))
+    return actor.engine.send(actor, actor.engine.message(deliver, (method, version, args, kwargs)))

@@ -1,0 +1,65 @@
+"""What can be stopped and go on later: the state of an object as a value, and back.
+
+An object that has `state()` and `restore(state)` decides for itself. Of any other the attributes that are plain data
+are its state: numbers, text, arrays, random generators, and collections of them. What else it holds (networks, handles
+of actors, functions) is taken to be how it was made.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, ClassVar
+
+import numpy as np
+
+_DATA = (type(None), bool, int, float, str, bytes, np.ndarray, np.generic, np.random.Generator)
+
+
+class Stateful:
+    """Something whose state is certain attributes."""
+
+    kept: ClassVar[tuple[str, ...]] = ()
+    """The attributes that change while it runs."""
+
+    def state(self) -> Any:
+        """Return what is needed to go on from here. It may share values with the object: copy it to keep it."""
+        return {name: getattr(self, name) for name in self.kept}
+
+    def restore(self, state: Any) -> None:
+        """Go on from there."""
+        for name in self.kept:
+            setattr(self, name, state[name])
+
+
+def decides(thing: object) -> bool:
+    """Whether an object has a `state()` and a `restore()` of its own."""
+    return hasattr(thing, "state") and hasattr(thing, "restore")
+
+
+def state_of(thing: Any) -> Any:
+    """Return the state of any object.
+
+    >>> class Counter:
+    ...     def __init__(self): self.count, self.file = 0, open
+    >>> state_of(Counter())
+    {'count': 0}
+    """
+    if decides(thing):
+        return thing.state()
+    return {name: value for name, value in getattr(thing, "__dict__", {}).items() if _is_data(value)}
+
+
+def restore(thing: Any, state: Any) -> None:
+    """Give an object back the state that `state_of` returned."""
+    if decides(thing):
+        thing.restore(state)
+    elif state:
+        vars(thing).update(state)
+
+
+def _is_data(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_data, (*value, *value.values())))
+    if isinstance(value, (list, tuple, set, deque)):
+        return all(map(_is_data, value))
+    return isinstance(value, _DATA)
