@@ -36,7 +36,11 @@ class Home:
 
 
 def run_call(home: Home, call: tuple[Any, tuple[Any, ...], dict[str, Any]], read: Callable[[int], Any]) -> Any:
-    """Run one decoded call, a method's name or a function of the home, reading the references among its arguments."""
+    """Run one decoded call, reading the references among its arguments.
+
+    What is called is a method of the actor's object, by name; a method of a guest, by both their names (None if the
+    guest is not there); or a function of the home.
+    """
     method, args, kwargs = call
     for arg in args:
         if type(arg) is ArgRef:
@@ -44,13 +48,17 @@ def run_call(home: Home, call: tuple[Any, tuple[Any, ...], dict[str, Any]], read
             break
     if kwargs:
         kwargs = {key: read(arg.id) if type(arg) is ArgRef else arg for key, arg in kwargs.items()}
-    if isinstance(method, str):
+    if type(method) is str:
         return getattr(home.object, method)(*args, **kwargs)
+    if type(method) is tuple:
+        guest = home.guests.get(method[0])
+        return None if guest is None else getattr(guest, method[1])(*args, **kwargs)
     return method(home, *args, **kwargs)
 
 
 def name_of(method: Any) -> str:
     """Return what a called method or function is named in errors."""
+    method = method[1] if isinstance(method, tuple) else method
     return method if isinstance(method, str) else str(getattr(method, "__name__", type(method).__name__))
 
 

@@ -47,6 +47,14 @@ class Payload:
         self.handles = handles
         self.keep = keep
 
+    @property
+    def size(self) -> int:
+        """How many bytes it has."""
+        size = len(self.body)
+        for buffer in self.buffers:
+            size += buffer.nbytes
+        return size
+
 
 def encode(value: object, name: str = "value") -> Payload:
     """Encode a value; raise `SerializationError` naming the part at fault if it cannot travel."""

@@ -17,7 +17,7 @@ from raceway.engine._calls import ArgRef, describe_error, name_of, owned, revive
 from raceway.engine._codec import Payload
 from raceway.engine._handles import HomeTable
 from raceway.engine._reactor import Reactor
-from raceway.engine.base import Actor, Future, Message, Ref, Resources, Restarts
+from raceway.engine.base import Actor, Called, Future, Message, Ref, Resources, Restarts
 from raceway.errors import (
     ActorDied,
     ActorStartError,
@@ -189,9 +189,7 @@ class EngineCore:
 
     # Calls.
 
-    def message(
-        self, method: str | Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Message:
+    def message(self, method: Called, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Message:
         """Encode a call."""
         self._check_open()
         refs: list[Ref] = []

@@ -28,6 +28,8 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
+Called = str | tuple[str, str] | Callable[..., Any]
+
 _PENDING, _ENCODED, _VALUE, _FAILED = range(4)
 
 
@@ -136,7 +138,9 @@ class Future(Generic[T]):
             self._engine.block(self.done, timeout, self)
         state = self._state
         if state == _ENCODED:
-            self._decode()
+            self.decode()
+            if self._state == _FAILED:
+                raise self._failure()
         elif state == _FAILED:
             raise self._failure()
         return self._content  # type: ignore[no-any-return]
@@ -223,15 +227,14 @@ class Future(Generic[T]):
         """Return the result as it came, if nobody has looked at it yet."""
         return self._content if self._state == _ENCODED else None
 
-    def _decode(self) -> None:
+    def decode(self) -> None:
+        """Rebuild the result that has come, ahead of time; if it cannot be, `result` will say so."""
         with self._engine.lock:
             if self._state == _ENCODED:
                 try:
                     self._content, self._state = self._engine.decode(self._content), _VALUE
                 except Exception as error:
                     self._content, self._state = _undecodable(self, error), _FAILED
-        if self._state == _FAILED:
-            raise self._failure()
 
     def _failure(self) -> BaseException:
         if not isinstance(self._content, BaseException):
@@ -327,14 +330,13 @@ class Engine(Waiting, Protocol):
             hands_back: while it waits for a nested call, calls that have not begun go to the actor's `on_lost`.
         """
 
-    def message(
-        self, method: str | Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Message:
+    def message(self, method: Called, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Message:
         """Encode a call. What the arguments are now is what the actor will see.
 
         Args:
             method: the name of a method of the actor's object; or a function `f(home, *args, **kwargs)` to run where
-                the actor lives, with its object as `home.object` and a dict of its own as `home.guests`.
+                the actor lives, with its object as `home.object`, and `home.guests`, a dict of other objects; or the
+                name of one of those guests and of a method of it, which gives None if there is no such guest.
             args: positional arguments.
             kwargs: keyword arguments.
         """

@@ -7,7 +7,7 @@ happens when its actor dies or it raises.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +45,7 @@ class Failures:
 class Guest:
     """The driver's end of an object beside an actor's own. `name` is for errors."""
 
-    def __init__(self, actor: Actor, key: Hashable, name: str, failures: Failures) -> None:
+    def __init__(self, actor: Actor, key: str, name: str, failures: Failures) -> None:
         self.actor = actor
         self.engine = actor.engine
         self.key = key
@@ -61,25 +61,29 @@ class Guest:
     def open(self, make: Callable[..., Any], args: tuple[Any, ...], method: str = "") -> None:
         """Have the actor make the guest as `make(home, *args)`; `method` is what `repeat` will call."""
         self._opening = self.engine.send(self.actor, self.engine.message(_open, (self.key, make, *args)))
-        self.request = self.engine.message(_ask, (self.key, method))
+        self.request = self.engine.message((self.key, method))
         self._incarnation = self.actor.incarnation
 
     def ask(self, method: str, *args: Any) -> Future[Any]:
         """Call a method of the guest. The answer is None if it is not there."""
-        return self.engine.send(self.actor, self.engine.message(_ask, (self.key, method, *args)))
+        return self.engine.send(self.actor, self.engine.message((self.key, method), args))
 
     def repeat(self) -> Future[Any]:
         """Send the request that was encoded once."""
         return self.engine.send(self.actor, self.request, timeout=self.failures.deadline)
 
-    def trouble(self, answer: Future[Any]) -> BaseException | None:
-        """Return what is wrong with an answer that has come, if anything: it, or what was to run before it, failed."""
-        error = answer.exception()
-        if error is None and isinstance(self._hook, Future):
-            error, self._hook = self._hook.exception(), None
-        if error is None and answer.result() is None:
-            error = self._opening.exception() or ActorDied("its actor was restarted by others", self.actor.name)
-        return error
+    def answer(self, future: Future[Any]) -> Any:
+        """Return an answer that has come, or what is wrong with it: it failed, or what was to run before it did."""
+        error = future.exception()
+        if error is None and self._hook is not None:
+            hook, self._hook = self._hook, None
+            error = hook.exception() if isinstance(hook, Future) else None
+        if error is not None:
+            return error
+        found = future.result()
+        if found is None:
+            return self._opening.exception() or ActorDied("its actor was restarted by others", self.actor.name)
+        return found
 
     def failed(self, error: BaseException, may_drop: bool) -> str:
         """Do what the policy says, and return what was done: `restarted` (make it anew) or `dropped`; or raise."""
@@ -118,16 +122,11 @@ class Guest:
 # What is sent to actors: functions of their home.
 
 
-def _open(home: Home, key: Hashable, make: Callable[..., Any], *args: Any) -> None:
+def _open(home: Home, key: str, make: Callable[..., Any], *args: Any) -> None:
     home.guests[key] = make(home, *args)
 
 
-def _ask(home: Home, key: Hashable, method: str, *args: Any) -> Any:
-    guest = home.guests.get(key)
-    return None if guest is None else getattr(guest, method)(*args)
-
-
-def _close(home: Home, key: Hashable) -> None:
+def _close(home: Home, key: str) -> None:
     guest = home.guests.pop(key, None)
     if guest is not None:
         guest.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raceway.engine.base import Actor, Future
@@ -30,12 +31,12 @@ class ShardPlan(NamedTuple):
 class Lane(Guest):
     """The driver's end of one running shard."""
 
-    def __init__(self, index: int, plan: ShardPlan, key: tuple[str, int, int]) -> None:
-        super().__init__(plan.actor, key, f"shard {index} of {plan.nodes[0]}", plan.failures)
+    def __init__(self, index: int, plan: ShardPlan, run: str, gather: int) -> None:
+        super().__init__(plan.actor, f"{run}/{gather}/{index}", f"shard {index} of {plan.nodes[0]}", plan.failures)
         self.index = index
-        self.gather = key[1]
+        self.gather = gather
         self.plan = plan
-        self.source = Source(index, plan.actor.name, plan.actor)
+        self.sources = (Source(index, plan.actor.name, plan.actor),)
         self.out: deque[Future[Any]] = deque()
         """Requests whose answers have not been taken in, in order."""
         self.ended = False
@@ -61,13 +62,16 @@ class Lane(Guest):
 class Gather(Stage):
     """What both gathers share: asking shards, and taking in what they answer."""
 
+    _in_step = False
+
     def __init__(self, run: Run[Any], node: Node, plans: list[ShardPlan], num_async: int = 1) -> None:
         self.meter = Meter(newest=run.newest_version)
-        self.lanes = [Lane(index, plan, (run.id, run.numbers[node], index)) for index, plan in enumerate(plans)]
+        self.lanes = [Lane(index, plan, run.id, run.numbers[node]) for index, plan in enumerate(plans)]
         self._run = run
         self._num_async = num_async
         self._num_out = 0
-        self._arrivals: deque[tuple[Lane, Future[Any]]] = deque()
+        self._arrivals: deque[tuple[Lane, Future[Any], int]] = deque()
+        self._callbacks = [self._callback(lane) for lane in self.lanes]
         self._ready: deque[tuple[int, Item]] = deque()  # taken in, with the number of the lane
         self._opened = self._closed = False
         self._states: list[Any] = [None] * len(plans)
@@ -91,34 +95,43 @@ class Gather(Stage):
         future = lane.repeat()
         lane.out.append(future)
         self._num_out += 1
-        arrivals, signal = self._arrivals, self._run.signal
+        future.add_done_callback(self._callbacks[lane.index])
+
+    def _callback(self, lane: Lane) -> Callable[[Future[Any]], None]:
+        arrivals, news, wake = self._arrivals, self._run.news, self._run.waker(lane.actor)
 
         def arrived(future: Future[Any]) -> None:
-            arrivals.append((lane, future))
-            signal(future)
+            payload = future.payload()
+            arrivals.append((lane, future, payload.size if payload is not None else 0))
+            if self._in_step and payload is not None and len(arrivals) < self._num_out:
+                future.decode()  # while the others of the round are under way
+                return
+            news.append(lane)
+            if wake is not None:
+                wake(future)
 
-        future.add_done_callback(arrived)
+        return arrived
 
     def _take_in(self) -> None:
         """Look at what the shards have answered."""
         while self._arrivals:
-            lane, future = self._arrivals.popleft()
+            lane, future, size = self._arrivals.popleft()
             if not lane.out or lane.out[0] is not future:
                 continue  # of a life that was given up
-            payload = future.payload()
-            error = lane.trouble(future)
-            if error is not None:
-                self._failed(lane, error)
+            answer = lane.answer(future)
+            if isinstance(answer, BaseException):
+                self._failed(lane, answer)
                 continue
             lane.out.popleft()
             self._num_out -= 1
-            answer = future.result()
-            lane.reports[-1] = answer[-1] or lane.reports[-1]
+            if answer[-1] is not None:
+                lane.reports[-1] = answer[-1]
             lane.ended = len(answer) == 1
             if not lane.ended:
-                value, *rest, lane.position, lane.num_held, _ = answer
-                self._ready.append((lane.index, (value, Envelope((lane.source,), *rest))))
-                self._run.arrived(lane, self.meter, self._ready[-1][1][1], payload)
+                value, sequence, version, begun, done, size, lane.position, lane.num_held, _ = answer
+                envelope = Envelope(lane.sources, sequence, version, begun, done, size)
+                self._ready.append((lane.index, (value, envelope)))
+                self._run.arrived(lane, self.meter, envelope, size)
 
     def _failed(self, lane: Lane, error: BaseException) -> None:
         num_asked, lost = len(lane.out), len(lane.out) + lane.num_held
@@ -175,6 +188,7 @@ class Gather(Stage):
 class GatherSync(Gather):
     """Rounds of one item of every shard, in shard order. A round begins when it is asked for: that is the barrier."""
 
+    _in_step = True
     _asked = False
 
     def next(self) -> Item | Word:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,10 +72,10 @@ def merge(envelopes: Iterable[Envelope]) -> Envelope:
     >>> merge([Envelope((), 3, 7, begun=1.0, done=2.0), Envelope((), 4, 6, begun=1.5, done=2.5)])
     Envelope(sources=(), sequence=4, version=6, begun=1.0, done=2.5, size=2)
     """
-    sources, sequences, versions, begun, done, counts = zip(*envelopes, strict=True)
-    distinct = dict.fromkeys(source for some in sources for source in some)
-    oldest = min((version for version in versions if version is not None), default=None)
-    return Envelope(tuple(distinct), max(sequences), oldest, min(begun), max(done), sum(counts))
+    sources, sequences, versions, begun, done, sizes = zip(*envelopes, strict=True)
+    known = [version for version in versions if version is not None]
+    distinct = tuple(dict.fromkeys(chain.from_iterable(sources)))
+    return Envelope(distinct, max(sequences), min(known) if known else None, min(begun), max(done), sum(sizes))
 
 
 def detached(value: Any, actors: Mapping[str, Actor] | None = None) -> Any:

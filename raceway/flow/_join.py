@@ -163,7 +163,7 @@ class Split(Stage):
         """Return the next item for a branch."""
         if self.queues[name]:
             self.lead = 1
-            self.run.signalled = True  # somebody may have waited for this
+            self.run.news.append(self)  # somebody may have waited for this
             return self.queues[name].popleft()
         if self.ended or name in self.left:
             return Word.END
@@ -241,6 +241,7 @@ class Moved(Op):
 
     def begin(self) -> None:
         self.out: deque[tuple[Any, Envelope]] = deque()  # futures, in order
+        self.wake = self.run.waker(None)
         self.saved: Any = None
         self.thread: ThreadPoolExecutor | None = None
         self.lane: Lane | None = None
@@ -257,8 +258,7 @@ class Moved(Op):
                 Node("items sent to it", Origin(tuple, parallel=True), ()),
                 Node(self.step.label, ForEach, (), function=self.step.settings["function"]),
             )
-            key = (self.run.id, self.run.numbers[self.node], 0)
-            self.lane = Lane(0, ShardPlan(self.actor, Shard(0, 1), nodes), key)
+            self.lane = Lane(0, ShardPlan(self.actor, Shard(0, 1), nodes), self.run.id, self.run.numbers[self.node])
             self.lane.begin(self.meter.measure, self.saved)
         return self.lane.ask("through", detached(item))
 
@@ -268,7 +268,7 @@ class Moved(Op):
             answer = self.parent.poll()
             if not isinstance(answer, Word):
                 self.out.append((self._submit(answer), answer[1]))
-                self.out[-1][0].add_done_callback(self.run.signal)
+                self.out[-1][0].add_done_callback(self.wake)
             self.ended = answer is Word.END
         self._take_in()
         if self.ready or (self.ended and not self.out):
@@ -278,12 +278,12 @@ class Moved(Op):
     def _take_in(self) -> None:
         while self.out and self.out[0][0].done():
             future, envelope = self.out.popleft()
-            error = future.exception() if self.lane is None else self.lane.trouble(future)
-            if self.lane is not None and error is not None:
-                self.lane.failed(error, may_drop=False)
-            self.ready.append((future.result()[0], envelope))
+            answer = future.result() if self.lane is None else self.lane.answer(future)
             if self.lane is not None:
-                self.lane.reports[-1] = future.result()[-1]
+                if isinstance(answer, BaseException):
+                    self.lane.failed(answer, may_drop=False)
+                self.lane.reports[-1] = answer[-1]
+            self.ready.append((answer[0], envelope))
 
     def settle(self) -> None:
         """Wait until nothing is under way."""

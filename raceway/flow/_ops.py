@@ -74,9 +74,12 @@ class Op(Stage):
                 self.ready.extend(self.feed(answer))
                 self.meter.count(answer, time.perf_counter() - begin)
         except Exception as error:
-            shard, step = self.gifts.get("shard"), self.step
-            item = None if isinstance(answer, Word) else (answer[1].sequence, answer[0])
-            raise OperatorError.of(error, step.label, step.where, shard and shard.number, item) from error
+            raise self.failure(error, None if isinstance(answer, Word) else answer) from error
+
+    def failure(self, error: Exception, item: Item | None) -> OperatorError:
+        """Return the error that says where and on what it failed."""
+        shard, shown = self.gifts.get("shard"), item and (item[1].sequence, item[0])
+        return OperatorError.of(error, self.step.label, self.step.where, None if shard is None else shard.number, shown)
 
     def through(self, item: Item) -> Item:
         """Return the one item that comes of an item."""

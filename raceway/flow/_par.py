@@ -104,8 +104,8 @@ class ParIter(Stream[T]):
     def on_failure(self, policy: str, **settings: Any) -> ParIter[T]:
         """Say what happens when the actor of a shard dies, or something on it raises; `Failures` has the settings.
 
-        `raise` is what happens otherwise. `drop` goes on with the other shards. `restart` restarts the actor and goes on,
-        with fresh operators, after the items that were delivered; what was under way is lost, and counted.
+        `raise` is what happens otherwise. `drop` goes on with the other shards. `restart` restarts the actor and goes
+        on, with fresh operators, after the items that were delivered; what was under way is lost, and counted.
 
         >>> list(ParIter.from_range(2, actors).for_each(lambda x: 1 // x).on_failure("drop").gather_async())
         [1]

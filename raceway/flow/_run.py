@@ -7,11 +7,11 @@ import logging
 import time
 import uuid
 import weakref
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
-from raceway.engine.base import Engine
+from raceway.engine.base import Actor, Engine
 from raceway.engine.inline import InlineEngine
 from raceway.errors import ConfigError, FlowError, WaitTimeout, unknown
 from raceway.flow._gather import Gather
@@ -39,8 +39,8 @@ class Run(Observed, Iterator[T_co], Generic[T_co]):
         self.nodes = list(walk(root))
         self.numbers = {node: number for number, node in enumerate(self.nodes)}
         self.measure = measure
-        self.signalled = False
-        """Whether something has happened since the stages were last asked."""
+        self.news: deque[Any] = deque()
+        """Is not empty if something has happened since the stages were last asked."""
         self.blocked: list[Split] = []
         """Splits that would not go on for one branch because another was behind, when the stages were last asked."""
         self.complaints: list[str] = []
@@ -70,21 +70,23 @@ class Run(Observed, Iterator[T_co], Generic[T_co]):
             self.close()
             raise StopIteration
         self._left_at = time.perf_counter()
-        self.tick()
+        if self.observed:
+            self.tick()
         value, self.envelope = answer
         return value  # type: ignore[no-any-return]
 
     def _poll(self) -> Any:
         """Return the next item of the last stage, or END."""
         while True:
-            self.signalled = False
-            for notes in (self.blocked, self.complaints, self._waiting):
-                notes.clear()
+            self.news.clear()
+            self.blocked.clear()
+            self.complaints.clear()
+            self._waiting.clear()
             answer = self._root.poll()
             if answer is not Word.PENDING:
                 return answer
             relaxed = [split.relax() for split in self.blocked]
-            if self.signalled or any(relaxed):
+            if self.news or any(relaxed):
                 continue
             if not self._waiting:
                 reasons = [*self.complaints, *(split.complaint() for split in self.blocked)]
@@ -115,12 +117,17 @@ class Run(Observed, Iterator[T_co], Generic[T_co]):
             self._own_engine = InlineEngine()
         return self._own_engine or next(iter(self._actors.values())).engine
 
-    def signal(self, future: Any) -> None:
-        """Say that something has happened: a future is done, of this engine, of another or of a thread."""
-        self.signalled = True
-        actor = getattr(future, "actor", None)
-        if actor is None or actor.engine is not self.engine:
-            self.engine.keep(self.engine.promise(), None)
+    def waker(self, actor: Actor | None) -> Callable[[Any], None] | None:
+        """Return what to call when an actor or a thread has done something, if the driver would not notice itself."""
+        news, engine = self.news, self.engine
+        if actor is not None and actor.engine is engine:
+            return None
+
+        def wake(_: Any) -> None:
+            news.append(None)
+            engine.keep(engine.promise(), None)
+
+        return wake
 
     def waiting(self, meter: Meter) -> Word:
         """Note that a stage waits for something outside."""
@@ -131,12 +138,11 @@ class Run(Observed, Iterator[T_co], Generic[T_co]):
         """Wait until something has happened."""
         begin = time.perf_counter()
         try:
-            self.engine.block(lambda: self.signalled, TELL_SECONDS if self.observed else None)
+            self.engine.block(self.news.__len__, TELL_SECONDS if self.observed else None)
         except WaitTimeout:
             self.tick()
         for meter in self._waiting:
             meter.waiting += time.perf_counter() - begin
-        self.signalled = False
 
     def happened(self, kind: str, told: dict[str, Any]) -> None:
         """Count and tell what happened to a shard."""

@@ -80,21 +80,24 @@ class Reader(Op):
     _items: Iterator[Any] | None = None
 
     def poll(self) -> Item | Word:
-        if not self.ready and not self.ended:
-            version = self.home.guests.get("version") if self.home else None
-            self.take((None, Envelope(self.sources, self.position, version, time.time(), 0.0)))
-        return self.ready.popleft() if self.ready else Word.END
-
-    def feed(self, item: Item) -> Sequence[Item]:
+        if self.ended:
+            return Word.END
+        version = self.home.guests.get("version") if self.home else None
+        begun, begin = time.time(), time.perf_counter()
         try:
             if self._items is None:
                 self._items = self.step.part.opened(self.gifts, self.position)
             value = next(self._items)
         except (StopIteration, StreamEnd):  # of the iterator itself: from within a method it is a RuntimeError here
             self.ended = True
-            return ()
+            return Word.END
+        except Exception as error:
+            raise self.failure(error, None) from error
+        spent = time.perf_counter() - begin
+        item = value, Envelope(self.sources, self.position, version, begun, begun + spent)
         self.position += 1
-        return ((value, item[1]._replace(done=time.time())),)
+        self.meter.count(item, spent)
+        return item
 
     def close(self) -> None:
         self.ended = True
@@ -147,7 +150,9 @@ class RunningShard:
         report = None
         if now >= self._report_at:
             self._report_at, report = now + _REPORT_SECONDS, self.report()
-        return answer[0], *answer[1][1:], reader.position, sum([op.num_held for op in self._row]), report
+        value, (_, sequence, version, begun, done, size) = answer
+        held = sum([op.num_held for op in self._row])
+        return value, sequence, version, begun, done, size, reader.position, held, report
 
     def through(self, item: Item) -> tuple[Any, ...]:
         """Return what the last operator makes of an item that is handed in, and the counters."""
