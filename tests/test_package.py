@@ -20,6 +20,7 @@ ENGINE_VERBS = [
     "call",
     "close",
     "get",
+    "glance",
     "keep",
     "kill",
     "message",

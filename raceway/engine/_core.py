@@ -228,6 +228,10 @@ class EngineCore:
         if not self._num_sent & _GLANCE_MASK:
             self.reactor.glance()
 
+    def glance(self) -> None:
+        """Take in what has come, without waiting."""
+        self.reactor.glance()
+
     def call(self, actor: Actor, method: str, /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Short for `send(actor, message(method, args, kwargs))`."""
         return self.send(actor, self.message(method, args, kwargs))

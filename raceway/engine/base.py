@@ -358,6 +358,9 @@ class Engine(Waiting, Protocol):
     ) -> tuple[list[Future[T]], list[Future[T]]]:
         """Block until `count` (default: all) futures are done; return the done and the others, in the order given."""
 
+    def glance(self) -> None:
+        """Take in what has come, without waiting: for a program that computes for long and wants news soon."""
+
     def promise(self) -> Future[Any]:
         """Return a future that the caller completes with `keep`: for queues and threads of the driver's own."""
 

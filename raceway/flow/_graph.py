@@ -13,7 +13,13 @@ from raceway.errors import ConfigError
 
 _HERE = os.path.dirname(__file__)
 
-given: Any = object()
+
+class _Given:
+    def __reduce__(self) -> str:
+        return "given"  # the same one in every process
+
+
+given: Any = _Given()
 """The default of a parameter that the flow fills in: `def f(item, *, actor=given, envelope=given, shard=given)`."""
 
 

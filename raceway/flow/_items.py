@@ -59,6 +59,8 @@ class Envelope(NamedTuple):
     done: float
     size: int = 1
     """How many items of a source it was made from."""
+    parts: tuple[Envelope, ...] = ()
+    """Of a batch or round: the envelopes of its items."""
 
 
 Item = tuple[Any, Envelope]
@@ -69,13 +71,14 @@ Gifts = dict[str, Any]
 def merge(envelopes: Iterable[Envelope]) -> Envelope:
     """Return the envelope of an item that was made from several.
 
-    >>> merge([Envelope((), 3, 7, begun=1.0, done=2.0), Envelope((), 4, 6, begun=1.5, done=2.5)])
-    Envelope(sources=(), sequence=4, version=6, begun=1.0, done=2.5, size=2)
+    >>> merge([Envelope((), 3, 7, begun=1.0, done=2.0), Envelope((), 4, 6, begun=1.5, done=2.5)])[:-1]
+    ((), 4, 6, 1.0, 2.5, 2)
     """
-    sources, sequences, versions, begun, done, sizes = zip(*envelopes, strict=True)
+    parts = tuple(envelopes)
+    sources, sequences, versions, begun, done, sizes, _ = zip(*parts, strict=True)
     known = [version for version in versions if version is not None]
     distinct = tuple(dict.fromkeys(chain.from_iterable(sources)))
-    return Envelope(distinct, max(sequences), min(known) if known else None, min(begun), max(done), sum(sizes))
+    return Envelope(distinct, max(sequences), min(known) if known else None, min(begun), max(done), sum(sizes), parts)
 
 
 def detached(value: Any, actors: Mapping[str, Actor] | None = None) -> Any:
@@ -83,7 +86,7 @@ def detached(value: Any, actors: Mapping[str, Actor] | None = None) -> Any:
     if isinstance(value, Source):
         return Source(value.shard, value.name, actors.get(value.name) if actors else None)
     if isinstance(value, Envelope):
-        return value._replace(sources=tuple(detached(source, actors) for source in value.sources))
+        return value._replace(sources=detached(value.sources, actors), parts=detached(value.parts, actors))
     if type(value) is dict:
         return {key: detached(part, actors) for key, part in value.items()}
     if type(value) in (list, tuple, deque):

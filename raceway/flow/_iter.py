@@ -13,7 +13,7 @@ from raceway.errors import ConfigError, unknown
 from raceway.flow._graph import Node, asked_for, name_of, whole
 from raceway.flow._items import Source
 from raceway.flow._join import Branch, Input, Moved, Queue, RateLimit, Split, Union
-from raceway.flow._ops import Batch, Combine, Filter, FlatMap, ForEach, Op, Shuffle, Take, with_source
+from raceway.flow._ops import Batch, Combine, Filter, Flatten, FlatMap, ForEach, Op, Shuffle, Take, with_source
 from raceway.flow._run import Run
 from raceway.flow._shard import Origin, once
 from raceway.flow.explain import Explained
@@ -161,12 +161,12 @@ class Iter(Stream[T]):
         return Iter(Node(label, _with_run(Moved), [self._node], actors=[actor] if actor else (), **settings))
 
     def flatten(self: Iter[Iterable[U]] | Iter[list[U]]) -> Iter[U]:
-        """Give the items of every item.
+        """Give the items of every item; those of a batch or round with their own envelopes.
 
         >>> list(Iter.from_items([[1, 2], [3]]).flatten())
         [1, 2, 3]
         """
-        return self._add(FlatMap, "flatten", function=iter)  # type: ignore[no-any-return]
+        return self._add(Flatten, "flatten")  # type: ignore[no-any-return]
 
     def queue(self, size: int) -> Iter[T]:
         """Take in up to so many items as soon as they are there, whether or not they are asked for yet.
@@ -311,5 +311,5 @@ def _union(kind: str, branches: Any, named: Any, weights: Any, limits: Any, emit
         made = [Input(name, run.stage(parent), exact[name], not emit or name in emit) for name, parent in rows]
         return Union(run, node, made, limits, in_turn=kind == "union")
 
-    label = f"{kind}({', '.join(f'{name}: {weights[name]}' if weights else name for name in inputs)})"
+    label = f"{kind}({', '.join(f'{name}: {weights.get(name, 1)}' if weights else name for name in inputs)})"
     return Iter(Node(label, make, [one._node for one in inputs.values()], inputs=list(inputs)))

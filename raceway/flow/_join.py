@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class RateLimit:
     """Keep one branch of a union from running ahead of another.
 
-    An item of `branch` is taken only while what was taken of it is less than `ratio` times what was taken of `per`,
-    plus `slack`: counted in items, or in what `size(item)` returns. When `per` has ended, so has the limit.
+    What is taken of `branch` is at most `ratio` times what was taken of `per`, plus `slack`: counted in items; or in what
+    `size(item)` returns, and then it may be more by less than one item. When `per` has ended, so has the limit.
     """
 
     branch: str
@@ -114,11 +114,13 @@ class Union(Stage):
 
     def _is_limited(self, one: Input) -> bool:
         ended = {other.name for other in self.inputs if other.ended}
-        return any(
-            self.taken.get((place, one.name), 0) >= limit.ratio * self.taken.get((place, limit.per), 0) + limit.slack
-            for place, limit in enumerate(self.limits)
-            if limit.branch == one.name and limit.per not in ended
-        )
+        for place, limit in enumerate(self.limits):
+            if limit.branch == one.name and limit.per not in ended:
+                most = limit.ratio * self.taken.get((place, limit.per), 0) + limit.slack
+                taken = self.taken.get((place, one.name), 0)
+                if taken + 1 > most if limit.size is None else taken >= most:
+                    return True
+        return False
 
     def _stuck(self) -> Word:
         held = [repr(one.name) for one in self.inputs if not one.ended and self._is_limited(one)]
@@ -219,13 +221,20 @@ class Queue(Op):
     size: int
     run: Run[Any]
 
+    def begin(self) -> None:
+        self.run.queues.append(self)
+
     def poll(self) -> Item | Word:
+        self.fill()
+        return super().poll() if self.ready or self.ended else Word.PENDING
+
+    def fill(self) -> None:
+        """Take in what is there. The run sees to it while it waits for something else."""
         answer: Item | Word | None = None
         while len(self.ready) < self.size and not self.ended and answer is not Word.PENDING:
             answer = self.parent.poll()
             if answer is not Word.PENDING:
                 self.take(answer)
-        return super().poll() if self.ready or self.ended else Word.PENDING
 
     def feed(self, item: Item) -> Sequence[Item]:
         return (item,)

@@ -121,7 +121,7 @@ class Calling(Op):
 
 class ForEach(Calling):
     def feed(self, item: Item) -> Iterable[Item]:
-        return ((self.call(item), item[1]),)
+        return ((self.call(item) if self.asked else self.function(item[0]), item[1]),)
 
 
 class Filter(Calling):
@@ -132,6 +132,14 @@ class Filter(Calling):
 class FlatMap(Calling):
     def feed(self, item: Item) -> Iterable[Item]:
         return [(value, item[1]) for value in self.call(item)]
+
+
+class Flatten(Op):
+    """The items of a batch or round get their own envelopes back."""
+
+    def feed(self, item: Item) -> Iterable[Item]:
+        values, parts = list(item[0]), item[1].parts
+        return zip(values, parts if len(parts) == len(values) else [item[1]] * len(values), strict=True)
 
 
 class Combine(Calling):

@@ -9,6 +9,7 @@ import uuid
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from raceway.engine.base import Actor, Engine
@@ -17,12 +18,13 @@ from raceway.errors import ConfigError, FlowError, WaitTimeout, unknown
 from raceway.flow._gather import Gather
 from raceway.flow._graph import Node, walk
 from raceway.flow._items import Envelope, Word, detached
-from raceway.flow._join import Moved, Split
+from raceway.flow._join import Moved, Queue, Split
 from raceway.flow._ops import Op
 from raceway.flow._shard import Origin, Reader
-from raceway.flow.tracing import TELL_SECONDS, Meter, Observed
+from raceway.flow.tracing import TELL_SECONDS, Meter, Observed, newest_version
 
 T_co = TypeVar("T_co", covariant=True)
+_LOOK_SECONDS = 0.001  # after which the engine gets to take in what has come, though nobody waits
 _log = logging.getLogger(__name__)
 
 
@@ -43,15 +45,17 @@ class Run(Observed, Iterator[T_co], Generic[T_co]):
         """Is not empty if something has happened since the stages were last asked."""
         self.blocked: list[Split] = []
         """Splits that would not go on for one branch because another was behind, when the stages were last asked."""
+        self.queues: list[Queue] = []
         self.complaints: list[str] = []
         """Why other stages could not go on."""
         self.keeps_in_flight = True
         self.stages: dict[Node, Any] = {}
         self._actors = {actor.name: actor for node in self.nodes for actor in node.actors}
+        self.newest_version = partial(newest_version, list(self._actors.values()))
         self._own_engine: InlineEngine | None = None
         self._waiting: list[Meter] = []  # of the stages that wait for something outside
         self._closed = False
-        self._left_at = time.perf_counter()
+        self._left_at = self._looked_at = time.perf_counter()
         self._me: Run[Any] = weakref.proxy(self)  # for the stages, so that a run that is dropped is gone at once
         self._root = self.stage(root)
         if state is not None:
@@ -60,7 +64,11 @@ class Run(Observed, Iterator[T_co], Generic[T_co]):
     def __next__(self) -> T_co:
         if self._closed:
             raise StopIteration
-        self.outside += time.perf_counter() - self._left_at
+        now = time.perf_counter()
+        self.outside += now - self._left_at
+        if now - self._looked_at > _LOOK_SECONDS:
+            self._looked_at = now
+            self.engine.glance()
         try:
             answer = self._poll()
         except BaseException:
@@ -85,6 +93,8 @@ class Run(Observed, Iterator[T_co], Generic[T_co]):
             answer = self._root.poll()
             if answer is not Word.PENDING:
                 return answer
+            for queue in self.queues:
+                queue.fill()
             relaxed = [split.relax() for split in self.blocked]
             if self.news or any(relaxed):
                 continue
@@ -105,7 +115,7 @@ class Run(Observed, Iterator[T_co], Generic[T_co]):
             self.stages[node] = Reader(None, node.step, {}, self.measure)
         elif isinstance(part, type) and issubclass(part, Op):
             self.stages[node] = part(self.stage(node.parents[0]), node.step, {}, self.measure)
-            self.stages[node].meter.newest = self._me.newest_version
+            self.stages[node].meter.newest = self.newest_version
         else:
             self.stages[node] = part(self._me, node)
         return self.stages[node]
@@ -149,11 +159,6 @@ class Run(Observed, Iterator[T_co], Generic[T_co]):
         self.counts.update({kind: 1, "lost": told["lost"]})
         _log.warning("shard %s on %s %s: %s", told["shard"], told["actor"], kind, told["error"].partition("\n")[0])
         self.tell(kind, **told)
-
-    def newest_version(self) -> int | None:
-        """Return the newest version that was sent to an actor of the flow."""
-        versions = [actor.notes["version"] for actor in self._actors.values() if "version" in actor.notes]
-        return max(versions, default=None)
 
     # The middle and the end.
 

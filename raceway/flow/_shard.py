@@ -150,7 +150,7 @@ class RunningShard:
         report = None
         if now >= self._report_at:
             self._report_at, report = now + _REPORT_SECONDS, self.report()
-        value, (_, sequence, version, begun, done, size) = answer
+        value, (_, sequence, version, begun, done, size, _) = answer
         held = sum([op.num_held for op in self._row])
         return value, sequence, version, begun, done, size, reader.position, held, report
 

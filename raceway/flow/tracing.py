@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from raceway.engine.base import Actor
 from raceway.flow._items import Envelope, Item
 
 Figures = tuple[int, float, float, int, float, int]
@@ -47,6 +48,11 @@ class Meter:
     def figures(self) -> Figures:
         """Return the counters as they travel."""
         return self.items, self.busy, self.waiting, self.bytes, self.lag_sum, self.lag_max
+
+
+def newest_version(actors: Iterable[Actor]) -> int | None:
+    """Return the newest version that was sent to any of the actors."""
+    return max((actor.notes["version"] for actor in actors if "version" in actor.notes), default=None)
 
 
 class Counters(NamedTuple):

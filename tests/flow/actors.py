@@ -1,0 +1,159 @@
+"""Actors that the tests of flows run on."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from raceway.engine import make_engine
+from raceway.engine.base import Actor, Home
+from raceway.flow import Shard, StreamEnd, create, given
+
+
+class Counter:
+    """Makes (its number, count) and remembers in which order it was asked what."""
+
+    def __init__(self, number: int = 0, last: int = 10**9) -> None:
+        self.number = number
+        self.last = last
+        self.count = 0
+        self.log: list[Any] = []
+        self.weights = 0
+
+    def make(self) -> tuple[int, int]:
+        if self.count >= self.last:
+            raise StreamEnd
+        self.count += 1
+        self.log.append(("make", self.count))
+        return self.number, self.count
+
+    def make_slowly(self) -> tuple[int, int]:
+        time.sleep(0.1 if self.number == 0 else 0.001)
+        return self.make()
+
+    def of_shard(self, *, shard: Shard = given) -> tuple[int, float]:
+        self.count += 1
+        return shard.number, float(shard.generator(self.count).random())
+
+    def stop_iteration(self) -> Any:
+        return next(iter(()))
+
+    def set_weights(self, weights: int) -> int:
+        self.log.append(("weights", weights))
+        self.weights = weights
+        return weights
+
+    def get(self, name: str) -> Any:
+        return getattr(self, name)
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+class Countdown:
+    """An iterator, with an end, that can be stopped and go on."""
+
+    def __init__(self, start: int) -> None:
+        self.left = start
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        if self.left == 0:
+            raise StopIteration
+        self.left -= 1
+        return self.left
+
+    def state(self) -> int:
+        return self.left
+
+    def restore(self, state: int) -> None:
+        self.left = state
+
+
+class Aggregator:
+    """An actor that owns a flow over actors of its own."""
+
+    def __init__(self, engine: str, num_workers: int) -> None:
+        self.engine = make_engine(engine)
+        self.workers = [self.engine.spawn(Counter, (number,)) for number in range(num_workers)]
+        flow = create(self.workers, "make").for_each(lambda item: item[1]).gather_sync().for_each(sum)
+        self.run = iter(flow)
+
+    def total(self) -> int:
+        return next(self.run)
+
+    def shut(self) -> None:
+        self.run.close()
+        self.engine.close()
+
+
+class Fragile:
+    """Counts, and dies or raises when told to."""
+
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
+        self.count = 0
+        self.weights = 0
+
+    def make(self) -> tuple[int, int, int]:
+        self.count += 1
+        return self.number, self.count, self.weights
+
+    def set_weights(self, weights: int) -> None:
+        self.weights = weights
+
+    def bad_weights(self, weights: int) -> None:
+        raise ValueError(f"no weights {weights}")
+
+
+def num_guests(home: Home) -> int:
+    return len([key for key in home.guests if key != "version"])
+
+
+def guests(actor: Actor) -> int:
+    """Return how many shards live on an actor."""
+    return int(actor.engine.send(actor, actor.engine.message(num_guests)).result(30))
+
+
+def die_on(value: Any, *, bad: Any, marker: str, how: str = "kill") -> Any:
+    """Do something bad to the process that handles a certain item, the first time (there is a file to tell)."""
+    if value == bad and not os.path.exists(marker):
+        with open(marker, "w"):
+            pass
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "hang":
+            time.sleep(3600)
+        raise RuntimeError(f"bad item {value}")
+    return value
+
+
+class Sum:
+    """Keeps a running sum: an operator with a state, of plain attributes."""
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def __call__(self, value: int) -> int:
+        self.total += value
+        return self.total
+
+
+class Pairs:
+    """Holds every first item back until the second is there."""
+
+    def __init__(self) -> None:
+        self.first: Any = None
+
+    def __call__(self, value: Any) -> list[Any]:
+        if self.first is None:
+            self.first = [value]
+            return []
+        pair, self.first = (self.first[0], value), None
+        return [pair]
+
+    def finish(self) -> list[Any]:
+        return [] if self.first is None else [(self.first[0],)]

@@ -1,0 +1,261 @@
+"""What becomes of shards that fail: restarted, dropped, or an error."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raceway.engine import make_engine
+from raceway.engine._core import EngineCore
+from raceway.engine.base import Actor
+from raceway.errors import ActorDied, ConfigError, DeadlineExceeded, OperatorError, ShardFailed
+from raceway.flow import Event, Iter, ParIter, Run, create, send_msg
+from tests.conftest import GENEROUS
+from tests.engine.conftest import engines
+from tests.flow.actors import Counter, Fragile, Sum, die_on
+
+REMOTE = ("process", "ray")
+
+
+@pytest.fixture
+def fragile(engine: EngineCore) -> list[Actor]:
+    return [engine.spawn(Fragile, (number,), name=f"fragile-{number}") for number in range(2)]
+
+
+def watched(flow: Iter[Any]) -> tuple[Run[Any], list[Event]]:
+    run, events = flow.start(), []
+    run.subscribe(events.append)
+    return run, events
+
+
+def of_kind(events: list[Event], kind: str) -> list[Event]:
+    return [event for event in events if event.kind == kind]
+
+
+@pytest.mark.parametrize("gather", ["gather_sync", "gather_async"])
+@pytest.mark.parametrize("how", ["kill", "raise"])
+@engines(*REMOTE)
+def test_a_restarted_shard_goes_on_after_what_was_delivered(
+    fragile: list[Actor], tmp_path: Path, gather: str, how: str
+) -> None:
+    dies = partial(die_on, bad=10, marker=str(tmp_path / "died"), how=how)
+    shards = ParIter.from_range(24, fragile).for_each(dies).for_each(lambda x: -x).on_failure("restart")
+    flow = shards.gather_sync().flatten() if gather == "gather_sync" else shards.gather_async()
+    run, events = watched(flow)
+    assert sorted(run) == sorted(-x for x in range(24))  # nothing lost, nothing twice: the transformations are back
+    assert run.counts == {"restarted": 1, "lost": 1}
+    (event,) = of_kind(events, "restarted")
+    assert (event.data["shard"], event.data["actor"], event.data["lost"]) == (0, "fragile-0", 1)
+    assert ("SIGKILL" in event.data["error"] or "died" in event.data["error"]) if how == "kill" else "bad item 10" in event.data["error"]
+
+
+@engines("inline")
+def test_restart_on_the_inline_engine(fragile: list[Actor], tmp_path: Path) -> None:
+    dies = partial(die_on, bad=4, marker=str(tmp_path / "died"), how="raise")
+    run, _ = watched(ParIter.from_range(12, fragile).for_each(dies).on_failure("restart").gather_async())
+    assert sorted(run) == list(range(12))
+    assert run.counts["restarted"] == 1
+
+
+@engines(*REMOTE)
+def test_with_several_requests_out_nothing_is_lost_or_seen_twice(fragile: list[Actor], tmp_path: Path) -> None:
+    dies = partial(die_on, bad=30, marker=str(tmp_path / "died"))
+    run, _ = watched(ParIter.from_range(80, fragile).for_each(dies).on_failure("restart").gather_async(num_async=4))
+    assert sorted(run) == list(range(80))
+    assert run.counts["restarted"] == 1
+
+
+@engines(*REMOTE)
+def test_what_operators_held_is_counted_as_lost(fragile: list[Actor], tmp_path: Path) -> None:
+    dies = partial(die_on, bad=8, marker=str(tmp_path / "died"))
+    flow = ParIter.from_range(40, fragile, num_shards=1).flat_map(lambda x: [x, x]).batch(3).for_each(lambda x: x)
+    run, _ = watched(flow.for_each(lambda batch: [dies(x) for x in batch]).on_failure("restart").gather_async())
+    found = [x for batch in run for x in batch]
+    assert set(found) >= set(range(40)) - {7, 8, 9}
+    assert run.counts["lost"] >= 80 - len(found) > 0
+
+
+@engines(*REMOTE)
+def test_the_hook_has_run_before_the_next_item(fragile: list[Actor]) -> None:
+    version = 0
+
+    def current_weights(actor: Actor) -> Any:
+        return send_msg(actor, "set_weights", version, version=version)
+
+    flow = create(fragile, "make").on_failure("restart", on_restart=current_weights).gather_sync()
+    with flow.start() as run:
+        assert next(run) == [(0, 1, 0), (1, 1, 0)]
+        version = 7
+        for actor in fragile:
+            current_weights(actor).result(GENEROUS)
+        os.kill(fragile[0].pid or 0, signal.SIGKILL) if fragile[0].pid else fragile[0].engine.kill(fragile[0])
+        rounds = [next(run) for _ in range(4)]
+        assert all(weights == 7 for items in rounds for _, _, weights in items)
+        assert run.counts["restarted"] == 1
+        assert run.envelope is not None
+        assert run.envelope.version == 7
+
+
+@engines("process")
+def test_a_hook_that_fails_is_a_failure(fragile: list[Actor]) -> None:
+    flow = create(fragile, "make").on_failure(
+        "restart", on_restart=lambda actor: actor.call("bad_weights", 3), budget=2
+    )
+    with flow.gather_sync().start() as run:
+        next(run)
+        fragile[0].engine.kill(fragile[0])
+        with pytest.raises(ShardFailed, match="no weights 3"):
+            next(run)
+
+
+@engines(*REMOTE)
+def test_a_shard_that_hangs_is_killed_at_its_deadline(fragile: list[Actor], tmp_path: Path) -> None:
+    hangs = partial(die_on, bad=6, marker=str(tmp_path / "hung"), how="hang")
+    flow = ParIter.from_range(20, fragile).for_each(hangs).on_failure("restart", deadline=1.0).gather_async()
+    run, events = watched(flow)
+    assert sorted(run) == list(range(20))
+    (event,) = of_kind(events, "restarted")
+    assert "ran for more than 1 s" in event.data["error"]
+
+
+@engines("process")
+def test_the_others_go_on_while_one_hangs(fragile: list[Actor], tmp_path: Path) -> None:
+    hangs = partial(die_on, bad=0, marker=str(tmp_path / "hung"), how="hang")
+    flow = ParIter.from_range(2000, fragile).for_each(hangs).on_failure("restart", deadline=0.5).gather_async()
+    found = list(flow)
+    assert sorted(found) == list(range(2000))
+    assert found.index(0) > 500
+
+
+@pytest.mark.parametrize("how", ["kill", "raise"])
+@engines(*REMOTE)
+def test_a_dropped_shard_leaves_and_the_others_go_on(fragile: list[Actor], tmp_path: Path, how: str) -> None:
+    dies = partial(die_on, bad=4, marker=str(tmp_path / "died"), how=how)
+    run, events = watched(ParIter.from_range(12, fragile).for_each(dies).on_failure("drop").gather_sync())
+    assert [list(items) for items in run] == [[0, 1], [2, 3], [5], [7], [9], [11]]
+    assert run.counts == {"dropped": 1, "lost": 1}
+    assert [event.data["shard"] for event in of_kind(events, "dropped")] == [0]
+
+
+def test_the_last_shard_is_not_dropped_but_raises(fragile: list[Actor]) -> None:
+    flow = ParIter.from_range(4, fragile).for_each(lambda x: 1 // 0).on_failure("drop", budget=5).gather_async()
+    with pytest.raises(OperatorError, match="ZeroDivisionError"):
+        list(flow)
+
+
+def test_the_budget_of_drops(engine: EngineCore) -> None:
+    actors = [engine.spawn(Fragile) for _ in range(4)]
+    failing = ParIter.from_range(4, actors).for_each(lambda x: 1 // (x == 3))
+    with pytest.raises(OperatorError):
+        list(failing.on_failure("drop", budget=2).gather_async())
+    assert list(failing.on_failure("drop", budget=3).gather_async()) == [1]
+
+
+def test_the_budget_of_restarts(fragile: list[Actor]) -> None:
+    flow = ParIter.from_range(8, fragile).for_each(lambda x: 1 // (x - 4)).on_failure("restart", budget=2).gather_async()
+    with pytest.raises(ShardFailed, match=r"shard 0 of from_range.*failed once too often.*restarted 2 times") as info:
+        list(flow)
+    assert isinstance(info.value.__cause__, OperatorError)
+
+
+@engines(*REMOTE)
+def test_by_default_a_dead_actor_raises(fragile: list[Actor], tmp_path: Path) -> None:
+    dies = partial(die_on, bad=4, marker=str(tmp_path / "died"))
+    run, events = watched(ParIter.from_range(12, fragile).for_each(dies).gather_async())
+    with pytest.raises(ShardFailed, match=r"shard 0 of from_range\(12.*fragile-0 failed: ActorDied") as info:
+        list(run)
+    assert isinstance(info.value.__cause__, ActorDied)
+    assert [event.data["shard"] for event in of_kind(events, "failed")] == [0]
+    assert list(run) == []
+
+
+@engines("process")
+def test_a_deadline_without_a_policy_raises(fragile: list[Actor], tmp_path: Path) -> None:
+    hangs = partial(die_on, bad=2, marker=str(tmp_path / "hung"), how="hang")
+    with pytest.raises(ShardFailed) as info:
+        list(ParIter.from_range(8, fragile).for_each(hangs).on_failure("raise", deadline=0.3).gather_sync())
+    assert isinstance(info.value.__cause__, DeadlineExceeded)
+
+
+def test_two_shards_on_one_actor_come_back_together(engine: EngineCore, tmp_path: Path) -> None:
+    actor = engine.spawn(Counter)
+    dies = partial(die_on, bad=5, marker=str(tmp_path / "died"), how="raise" if engine.name == "inline" else "kill")
+    flow = ParIter.from_range(20, [actor], num_shards=2).for_each(dies).on_failure("restart").gather_sync()
+    with flow.start() as run:
+        assert sorted(x for items in run for x in items) == list(range(20))
+    assert actor.incarnation == 1
+
+
+@engines("process")
+def test_two_flows_on_one_set_of_actors_both_recover(fragile: list[Actor]) -> None:
+    policy = {"policy": "restart", "budget": 5}
+    one = iter(ParIter.from_range(40, fragile).on_failure(**policy).gather_sync().flatten())
+    two = iter(ParIter.from_range(40, fragile).for_each(Sum()).on_failure(**policy).gather_async())
+    first, second = [next(one) for _ in range(10)], [next(two) for _ in range(10)]
+    fragile[1].engine.kill(fragile[1])
+    first += list(one)
+    second += list(two)
+    assert sorted(first) == list(range(40))
+    assert len(second) == 40
+
+
+@engines("process")
+def test_kills_at_random_instants(engine: EngineCore) -> None:
+    actors = [engine.spawn(Fragile, (number,)) for number in range(3)]
+    stop = threading.Event()
+
+    def kill_now_and_then() -> None:
+        for number in range(12):
+            if stop.wait(0.1):
+                return
+            pid = actors[number % 3].pid
+            if pid is not None and actors[number % 3].alive:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+
+    killer = threading.Thread(target=kill_now_and_then)
+    killer.start()
+    try:
+        flow = ParIter.from_range(6000, actors).on_failure("restart", budget=10**6).gather_async(num_async=2)
+        with flow.start() as run:
+            found = []
+            for item in run:
+                found.append(item)
+                time.sleep(0.0002)
+    finally:
+        stop.set()
+        killer.join()
+    assert sorted(found) == list(range(6000))
+    assert run.counts["restarted"] >= 3
+
+
+def test_an_operator_on_an_actor_that_dies_says_so() -> None:
+    with make_engine("process") as engine:
+        learner = engine.spawn(Counter, name="learner")
+
+        def numbers() -> Iterator[int]:
+            yield 1
+            engine.kill(learner)
+            yield 2
+
+        with pytest.raises(ShardFailed, match="learner"):
+            list(Iter.from_items(numbers).for_each(abs, on=learner))
+
+
+def test_settings_are_checked() -> None:
+    with make_engine("inline") as engine:
+        stream = ParIter.from_range(3, [engine.spawn(Counter)])
+        with pytest.raises(ConfigError, match=r"unknown failure policy 'restrat'. Did you mean 'restart'"):
+            stream.on_failure("restrat")
+        with pytest.raises(ConfigError, match="budget .* not 0"):
+            stream.on_failure("drop", budget=0)
+        with pytest.raises(ConfigError, match="deadline .* not -1"):
+            stream.on_failure("drop", deadline=-1)
