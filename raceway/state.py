@@ -7,6 +7,7 @@ of actors, functions) is taken to be how it was made.
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 from typing import Any, ClassVar
 
@@ -44,6 +45,8 @@ def state_of(thing: Any) -> Any:
     >>> state_of(Counter())
     {'count': 0}
     """
+    if inspect.isroutine(thing) or isinstance(thing, type):
+        return None
     if decides(thing):
         return thing.state()
     return {name: value for name, value in getattr(thing, "__dict__", {}).items() if _is_data(value)}
@@ -51,9 +54,11 @@ def state_of(thing: Any) -> Any:
 
 def restore(thing: Any, state: Any) -> None:
     """Give an object back the state that `state_of` returned."""
+    if state is None:
+        return
     if decides(thing):
         thing.restore(state)
-    elif state:
+    else:
         vars(thing).update(state)
 
 

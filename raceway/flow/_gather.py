@@ -10,7 +10,7 @@ from raceway.engine.base import Actor, Future
 from raceway.engine.guests import Failures, Guest
 from raceway.errors import FlowError, SerializationError
 from raceway.flow._graph import Node
-from raceway.flow._items import Envelope, Item, Shard, Source, Word, merge
+from raceway.flow._items import Envelope, Item, Shard, Source, Word, detached, merge
 from raceway.flow._ops import Stage
 from raceway.flow._shard import RunningShard, Spec
 from raceway.flow.tracing import Figures, Meter
@@ -47,7 +47,8 @@ class Lane(Guest):
     def begin(self, measure: bool, state: Any = None) -> None:
         """Make the shard in its actor."""
         source = Source(self.index, self.actor.name)
-        spec = Spec(self.plan.shard, source, [node.step for node in self.plan.nodes], measure, self.position, state)
+        steps = [node.step for node in self.plan.nodes]
+        spec = Spec(self.plan.shard, source, steps, measure, self.position, detached(state))
         try:
             self.open(RunningShard, (spec,), "pull")
         except SerializationError:
@@ -84,7 +85,10 @@ class Gather(Stage):
             for lane, state in zip(self.lanes, self._states, strict=True):
                 if not lane.ended:
                     lane.begin(self._run.measure, state)
-        return self.next()
+        answer = self.next()
+        if not isinstance(answer, Word) and answer[1].version is not None:
+            self.meter.saw(answer[1])
+        return answer
 
     def next(self) -> Item | Word:
         """Return what `poll` should."""
@@ -115,7 +119,7 @@ class Gather(Stage):
     def _take_in(self) -> None:
         """Look at what the shards have answered."""
         while self._arrivals:
-            lane, future, size = self._arrivals.popleft()
+            lane, future, num_bytes = self._arrivals.popleft()
             if not lane.out or lane.out[0] is not future:
                 continue  # of a life that was given up
             answer = lane.answer(future)
@@ -131,7 +135,7 @@ class Gather(Stage):
                 value, sequence, version, begun, done, size, lane.position, lane.num_held, _ = answer
                 envelope = Envelope(lane.sources, sequence, version, begun, done, size)
                 self._ready.append((lane.index, (value, envelope)))
-                self._run.arrived(lane, self.meter, envelope, size)
+                self._run.arrived(lane, self.meter, envelope, num_bytes)
 
     def _failed(self, lane: Lane, error: BaseException) -> None:
         num_asked, lost = len(lane.out), len(lane.out) + lane.num_held
@@ -139,9 +143,9 @@ class Gather(Stage):
         lane.out.clear()
         self._num_out -= num_asked
         lane.num_held = 0
-        may_drop = sum(other.dropped for other in self.lanes) < lane.failures.budget
+        num_dropped = sum(other.dropped for other in self.lanes)
         try:
-            done = lane.failed(error, may_drop and any(not other.ended for other in self.lanes if other is not lane))
+            done = lane.failed(error, may_drop=num_dropped < min(lane.failures.budget, len(self.lanes) - 1))
         except Exception:
             self._run.happened("failed", told)
             raise
@@ -161,6 +165,7 @@ class Gather(Stage):
 
     def settle(self) -> None:
         """Wait until nothing is under way."""
+        self._take_in()
         while self._num_out and not self._closed:
             self._run.block()
             self._take_in()

@@ -55,13 +55,13 @@ class Node:
         return f"{self.label} (added at {self.step.where})"
 
 
-def walk(node: Node, seen: dict[Node, None] | None = None) -> Iterator[Node]:
+def walk(node: Node, seen: set[Node] | None = None) -> Iterator[Node]:
     """Yield every node once, each after its parents."""
-    seen = {} if seen is None else seen
-    for parent in node.parents:
-        yield from walk(parent, seen)
+    seen = set() if seen is None else seen
     if node not in seen:
-        seen[node] = None
+        seen.add(node)
+        for parent in node.parents:
+            yield from walk(parent, seen)
         yield node
 
 

@@ -13,17 +13,17 @@ from raceway.errors import ConfigError, unknown
 from raceway.flow._graph import Node, asked_for, name_of, whole
 from raceway.flow._items import Source
 from raceway.flow._join import Branch, Input, Moved, Queue, RateLimit, Split, Union
-from raceway.flow._ops import Batch, Combine, Filter, Flatten, FlatMap, ForEach, Op, Shuffle, Take, with_source
+from raceway.flow._ops import Batch, Combine, Filter, FlatMap, Flatten, ForEach, Op, Shuffle, Take, with_source
 from raceway.flow._run import Run
 from raceway.flow._shard import Origin, once
 from raceway.flow.explain import Explained
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 U = TypeVar("U")
 StreamT = TypeVar("StreamT", bound="Stream[Any]")
 
 
-class Stream(Explained, Generic[T]):
+class Stream(Explained, Generic[T_co]):
     """What both kinds of stream are: the end of a plan, to which more can be added.
 
     An operator's function may be any callable. A parameter that it declares with the default `given` it is given:
@@ -67,7 +67,7 @@ class Stream(Explained, Generic[T]):
 
     # What these return depends on the kind of stream: it is said there.
 
-    def flat_map(self, function: Callable[[T], Iterable[Any]]) -> Any:
+    def flat_map(self, function: Callable[[T_co], Iterable[Any]]) -> Any:
         """Give the items of what the function returns for every item.
 
         >>> list(Iter.from_range(4).flat_map(range))
@@ -75,7 +75,7 @@ class Stream(Explained, Generic[T]):
         """
         return self._call(FlatMap, "flat_map", function)
 
-    def combine(self, function: Callable[[T], Iterable[Any]]) -> Any:
+    def combine(self, function: Callable[[T_co], Iterable[Any]]) -> Any:
         """As `flat_map`, for a function that holds items back: their envelopes go with what it gives in the end.
 
         At the end of the stream the function's `finish()` is called, if it has one.
@@ -103,7 +103,7 @@ class Stream(Explained, Generic[T]):
         return self._add(ForEach, "zip_with_source", function=with_source)
 
 
-class Iter(Stream[T]):
+class Iter(Stream[T_co]):
     """A sequential stream: `for x in flow`, `next(flow)` or, in a debugger, `flow.step()` runs it.
 
     Every `iter(flow)` starts anew from the source, and knows nothing of others that are under way.
@@ -111,14 +111,14 @@ class Iter(Stream[T]):
 
     if TYPE_CHECKING:
 
-        def flat_map(self, function: Callable[[T], Iterable[U]]) -> Iter[U]: ...
-        def combine(self, function: Callable[[T], Iterable[U]]) -> Iter[U]: ...
-        def batch(self, size: int) -> Iter[list[T]]: ...
-        def zip_with_source(self) -> Iter[tuple[Source, T]]: ...
+        def flat_map(self, function: Callable[[T_co], Iterable[U]]) -> Iter[U]: ...
+        def combine(self, function: Callable[[T_co], Iterable[U]]) -> Iter[U]: ...
+        def batch(self, size: int) -> Iter[list[T_co]]: ...
+        def zip_with_source(self) -> Iter[tuple[Source, T_co]]: ...
 
-    _latest: Callable[[], Run[T] | None] = staticmethod(lambda: None)
-    _own: Run[T] | None = None  # the one that `next` and `step` drive
-    _restored: Run[T] | None = None
+    _latest: Callable[[], Run[T_co] | None] = staticmethod(lambda: None)
+    _own: Run[T_co] | None = None  # the one that `next` and `step` drive
+    _restored: Run[T_co] | None = None
 
     @staticmethod
     def from_items(items: Iterable[U] | Callable[[], Iterable[U]]) -> Iter[U]:
@@ -141,7 +141,7 @@ class Iter(Stream[T]):
         """
         return Iter(Node(f"from_range({', '.join(map(str, args))})", Origin(range(*args).__iter__, parallel=False), ()))
 
-    def for_each(self, function: Callable[[T], U], *, on: str | Actor = "driver", queue: int = 2) -> Iter[U]:
+    def for_each(self, function: Callable[[T_co], U], *, on: str | Actor = "driver", queue: int = 2) -> Iter[U]:
         """Apply a function to every item.
 
         With `on="thread"`, or an actor, it runs there while the driver goes on: a learner. So many items (`queue`) may
@@ -160,7 +160,7 @@ class Iter(Stream[T]):
         label = f"for_each({name_of(function)}, on={actor.name if actor else on}, queue={queue})"
         return Iter(Node(label, _with_run(Moved), [self._node], actors=[actor] if actor else (), **settings))
 
-    def flatten(self: Iter[Iterable[U]] | Iter[list[U]]) -> Iter[U]:
+    def flatten(self: Iter[Iterable[U]]) -> Iter[U]:
         """Give the items of every item; those of a batch or round with their own envelopes.
 
         >>> list(Iter.from_items([[1, 2], [3]]).flatten())
@@ -168,7 +168,7 @@ class Iter(Stream[T]):
         """
         return self._add(Flatten, "flatten")  # type: ignore[no-any-return]
 
-    def queue(self, size: int) -> Iter[T]:
+    def queue(self, size: int) -> Iter[T_co]:
         """Take in up to so many items as soon as they are there, whether or not they are asked for yet.
 
         >>> list(Iter.from_range(3).queue(2))
@@ -176,7 +176,7 @@ class Iter(Stream[T]):
         """
         return Iter(Node(f"queue({size})", _with_run(Queue), [self._node], size=whole("size", size)))
 
-    def split(self, *names: str, buffer: int = 1000) -> tuple[Iter[T], ...]:
+    def split(self, *names: str, buffer: int = 1000) -> tuple[Iter[T_co], ...]:
         """Give every item to every branch, named or by default `a` and `b`.
 
         A branch that is behind is served first. One may run ahead of another by at most `buffer` items.
@@ -194,7 +194,7 @@ class Iter(Stream[T]):
 
     # Driving.
 
-    def start(self, *, measure: bool = False) -> Run[T]:
+    def start(self, *, measure: bool = False) -> Run[T_co]:
         """Begin an iteration; `measure` has it look at the size and age of every item too.
 
         >>> with Iter.from_range(3).start() as run:
@@ -203,19 +203,19 @@ class Iter(Stream[T]):
         """
         return self._begun(Run(self._node, measure=measure))
 
-    def _begun(self, run: Run[T]) -> Run[T]:
+    def _begun(self, run: Run[T_co]) -> Run[T_co]:
         self._latest = weakref.ref(run)
         return run
 
-    def __iter__(self) -> Run[T]:
+    def __iter__(self) -> Run[T_co]:
         run, self._restored = self._restored, None
         return run or self.start()
 
-    def __next__(self) -> T:
+    def __next__(self) -> T_co:
         self._own = self._own or iter(self)
         return next(self._own)
 
-    def step(self) -> T:
+    def step(self) -> T_co:
         """Return the next item, as `next(flow)` does.
 
         >>> Iter.from_range(3).step()
@@ -237,7 +237,7 @@ class Iter(Stream[T]):
             raise ConfigError("no iteration of this flow is under way, so there is no state to save")
         return run.state(in_flight=in_flight)
 
-    def restore(self, state: dict[str, Any]) -> Run[T]:
+    def restore(self, state: dict[str, Any]) -> Run[T_co]:
         """Return an iteration that goes on from a state. The next `iter(flow)` or `next(flow)` is that one."""
         self._own, self._restored = None, self._begun(Run(self._node, state=state))
         return self._restored
@@ -254,12 +254,12 @@ def _with_run(op: type[Op]) -> Callable[[Any, Node], Op]:
 
 
 def union(
-    *branches: Iter[T],
+    *branches: Iter[U],
     weights: Sequence[float] | Mapping[str, float] | None = None,
     limits: Sequence[RateLimit] = (),
     emit: Sequence[str] | None = None,
-    **named: Iter[T],
-) -> Iter[T]:
+    **named: Iter[U],
+) -> Iter[U]:
     """Take from the branches in turn: of each as many items in a row as its weight says.
 
     A weight of 0.5 takes one item every second time. A branch that has ended leaves.
@@ -278,8 +278,8 @@ def union(
 
 
 def union_async(
-    *branches: Iter[T], limits: Sequence[RateLimit] = (), emit: Sequence[str] | None = None, **named: Iter[T]
-) -> Iter[T]:
+    *branches: Iter[U], limits: Sequence[RateLimit] = (), emit: Sequence[str] | None = None, **named: Iter[U]
+) -> Iter[U]:
     """Take whatever is ready from any branch, fairly; see `union`.
 
     >>> sorted(union_async(Iter.from_range(3), Iter.from_range(7, 9)))

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class RateLimit:
     """Keep one branch of a union from running ahead of another.
 
-    What is taken of `branch` is at most `ratio` times what was taken of `per`, plus `slack`: counted in items; or in what
-    `size(item)` returns, and then it may be more by less than one item. When `per` has ended, so has the limit.
+    What is taken of `branch` is at most `ratio` times what was taken of `per`, plus `slack`: counted in items, or in
+    what `size(item)` returns, and then it may be more by less than one item. When `per` has ended, so has the limit.
     """
 
     branch: str
@@ -296,9 +296,9 @@ class Moved(Op):
 
     def settle(self) -> None:
         """Wait until nothing is under way."""
+        self._take_in()
         while self.out:
-            if not self.out[0][0].done():
-                self.run.block()
+            self.run.block()
             self._take_in()
 
     def state(self) -> Any:

@@ -16,12 +16,12 @@ from raceway.flow._iter import Iter, Stream
 from raceway.flow._ops import ForEach
 from raceway.flow._shard import Origin, calls, dealt, deliver, itself, one_for_each
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 U = TypeVar("U")
 Shards = list[ShardPlan]
 
 
-class ParIter(Stream[T]):
+class ParIter(Stream[T_co]):
     """A stream in shards, each of which runs on an actor. Read it through `gather_sync` or `gather_async`.
 
     Order and randomness belong to a shard, not to an actor: on which one it runs makes no difference. In the examples
@@ -30,10 +30,10 @@ class ParIter(Stream[T]):
 
     if TYPE_CHECKING:
 
-        def flat_map(self, function: Callable[[T], Iterable[U]]) -> ParIter[U]: ...
-        def combine(self, function: Callable[[T], Iterable[U]]) -> ParIter[U]: ...
-        def batch(self, size: int) -> ParIter[list[T]]: ...
-        def zip_with_source(self) -> ParIter[tuple[Source, T]]: ...
+        def flat_map(self, function: Callable[[T_co], Iterable[U]]) -> ParIter[U]: ...
+        def combine(self, function: Callable[[T_co], Iterable[U]]) -> ParIter[U]: ...
+        def batch(self, size: int) -> ParIter[list[T_co]]: ...
+        def zip_with_source(self) -> ParIter[tuple[Source, T_co]]: ...
 
     @staticmethod
     def from_range(stop: int, actors: Sequence[Actor], *, num_shards: int | None = None) -> ParIter[int]:
@@ -70,9 +70,9 @@ class ParIter(Stream[T]):
         if under_way:
             raise ConfigError(f"{under_way[0]!r} is under way and cannot be sent. Give a function that makes it.")
         origin = Origin(partial(one_for_each, list(iterators)), parallel=True)
-        return _sharded("from_iterators(", actors, origin, len(iterators))
+        return _sharded(f"from_iterators({len(iterators)}", actors, origin, len(iterators))
 
-    def for_each(self, function: Callable[[T], U]) -> ParIter[U]:
+    def for_each(self, function: Callable[[T_co], U]) -> ParIter[U]:
         """Apply a function to every item, on the actor where it was made.
 
         >>> list(ParIter.from_range(4, actors).for_each(lambda x: 2 * x).gather_sync())
@@ -80,7 +80,7 @@ class ParIter(Stream[T]):
         """
         return self._call(ForEach, "for_each", function)  # type: ignore[no-any-return]
 
-    def select_shards(self, *numbers: int) -> ParIter[T]:
+    def select_shards(self, *numbers: int) -> ParIter[T_co]:
         """Keep these shards only.
 
         >>> list(ParIter.from_range(4, actors).select_shards(1).gather_sync())
@@ -92,16 +92,16 @@ class ParIter(Stream[T]):
                 raise ConfigError(f"there is no shard {number!r}: there are {count}, from 0")
         return self._changed(f"select_shards({', '.join(map(str, numbers))})", lambda all: [all[i] for i in numbers])
 
-    def union(self, *others: ParIter[T]) -> ParIter[T]:
+    def union(self: ParIter[U], *others: ParIter[U]) -> ParIter[U]:
         """Put the shards of several ParIters side by side.
 
         >>> left, right = ParIter.from_range(2, actors), ParIter.from_items("ab", actors)
         >>> list(left.union(right).gather_sync())
         [[0, 1, 'a', 'b']]
         """
-        return self._changed("union", lambda shards: shards, others)
+        return self._changed("union", lambda shards: shards, *others)
 
-    def on_failure(self, policy: str, **settings: Any) -> ParIter[T]:
+    def on_failure(self, policy: str, **settings: Any) -> ParIter[T_co]:
         """Say what happens when the actor of a shard dies, or something on it raises; `Failures` has the settings.
 
         `raise` is what happens otherwise. `drop` goes on with the other shards. `restart` restarts the actor and goes
@@ -113,10 +113,10 @@ class ParIter(Stream[T]):
         failures = Failures(policy=policy, **settings)
         return self._changed(f"on_failure({policy})", lambda all: [one._replace(failures=failures) for one in all])
 
-    def _changed(self, label: str, change: Callable[[Shards], Shards], others: Sequence[ParIter[T]] = ()) -> ParIter[T]:
+    def _changed(self, label: str, change: Callable[[Shards], Shards], *others: ParIter[Any]) -> ParIter[Any]:
         return ParIter(Node(label, change, [one._node for one in (self, *others)], parallel=True))
 
-    def gather_sync(self) -> Iter[list[T]]:
+    def gather_sync(self) -> Iter[list[T_co]]:
         """Give rounds: a list of one item of every shard, in shard order. A shard that has ended leaves the rounds.
 
         No shard begins its next item before the next round is asked for, and messages sent until then come first.
@@ -128,7 +128,7 @@ class ParIter(Stream[T]):
 
     batch_across_shards = gather_sync
 
-    def gather_async(self, num_async: int = 1) -> Iter[T]:
+    def gather_async(self, num_async: int = 1) -> Iter[T_co]:
         """Give items in the order in which they are done, with at most `num_async` under way on a shard.
 
         With 1, a shard begins its next item only when the stream is asked again after its last: by then the driver has

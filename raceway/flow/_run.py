@@ -93,6 +93,8 @@ class Run(Observed, Iterator[T_co], Generic[T_co]):
             answer = self._root.poll()
             if answer is not Word.PENDING:
                 return answer
+            if self.observed:
+                self.tick()
             for queue in self.queues:
                 queue.fill()
             relaxed = [split.relax() for split in self.blocked]
@@ -153,6 +155,7 @@ class Run(Observed, Iterator[T_co], Generic[T_co]):
             self.tick()
         for meter in self._waiting:
             meter.waiting += time.perf_counter() - begin
+        self.news.clear()
 
     def happened(self, kind: str, told: dict[str, Any]) -> None:
         """Count and tell what happened to a shard."""

@@ -8,11 +8,14 @@ go up the side, or through a gap between columns.
 
 from __future__ import annotations
 
+import math
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from raceway.flow.explain import Box, Edge, Plan
@@ -25,15 +28,33 @@ KINDS = {
     "driver": "sequential, in the driver",
     "apart": "on a thread or actor of its own",
     "actors": "actors outside the plan",
+    "message": "message to actors",
 }
 COLOURS = {"in step": INK, "asynchronous": PINK, "message": PINK}
-FONT = "font-family=\"system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif\""
-GAP_X, GAP_Y, MARGIN, LANE, LINE = 56.0, 44.0, 26.0, 11.0, 15.0
+ARROWS = {"in step": "-->", "asynchronous": "==>", "message": "-.->"}
+DASHES = {
+    "actors": ' stroke-dasharray="5 3"',
+    "message": ' stroke-dasharray="1.5 4" stroke-linecap="round"',
+}
+FONT = "system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif"
+COLUMN = 205.0
+"""The width of an entry of the legend."""
+GAP_X, GAP_Y, MARGIN, LINE = 60.0, 44.0, 26.0, 15.0
+LANE, CLEAR, SIDE = 11.0, 12.0, 22.0
+"""Of messages: how far from one another, at least from boxes, and at first from the side of all."""
+TURN = 8.0
+"""The radius of the corners of messages."""
 STACK = 4.0
 """By how much the boxes of a parallel operator stand behind one another."""
 
 
-# SVG: boxes with a size and a place.
+class Way(NamedTuple):
+    """Where an arrow goes, and its tip."""
+
+    path: str
+    x: float
+    y: float
+    angle: float
 
 
 @dataclass(eq=False)
@@ -99,12 +120,17 @@ def lines_of(box: Box) -> list[str]:
         lines = [f"{kind}({first})" if first else kind, box.place]
     elif box.kind == "actors" or kind in ("union", "union_async", "split") or not inner:
         lines = [kind if inner else box.label, box.place]
+    elif len(box.label) < 24:
+        lines = [box.label, box.place]
     else:
         lines = [kind, f"{inner.removesuffix(')')} · {box.place}"]
     if box.counters is not None:
         items, rate, busy, waiting, size, lag = box.figures()
-        lines += [f"{items} items · {rate}/s", f"busy {busy} · waiting {waiting}"]
-        lines += [f"{size} · staleness {lag}" if lag != "-" else size] if box.counters.bytes else []
+        lines.append(f"{items} {'item' if box.counters.items == 1 else 'items'} · {rate}/s")
+        times = [(box.counters.busy, f"busy {busy}"), (box.counters.waiting, f"waiting {waiting}")]
+        lines.append(" · ".join(words for amount, words in times if amount))
+        lines.append(" · ".join([size] * bool(box.counters.bytes) + [f"staleness {lag}"] * (lag != "-")))
+        lines = [line for line in lines if line]
     return [shortened(lines[0], 30), *(shortened(line, 44) for line in lines[1:])]
 
 
@@ -120,10 +146,11 @@ class Layout:
         self.layers = self._layers()
         self._settle()
         self.paths = {edge: self._down(way) for edge, way in self.ways.items()}
-        self.left = min(one.left for one in self.placed.values())
-        self.right = max(one.right for one in self.placed.values())
-        self._used: Counter[float] = Counter()
+        self.left = min(one.left for row in self.layers for one in row)
+        self.right = max(one.right for row in self.layers for one in row)
+        self._taken: list[tuple[float, float, float]] = []  # lanes of messages: where, from, to
         self._docked: Counter[tuple[Placed, bool]] = Counter()
+        self._detours: Counter[tuple[int, bool]] = Counter()
         for edge in self.messages:
             self.paths[edge] = self._aside(self.placed[edge.start], self.placed[edge.end])
 
@@ -147,17 +174,17 @@ class Layout:
             start, end = self.placed[edge.start], self.placed[edge.end]
             between = [Placed(layer=layer) for layer in range(start.layer + 1, end.layer)]
             way = self.ways[edge] = [start, *between, end]
-            for upper, lower in zip(way, way[1:], strict=False):
+            for upper, lower in pairwise(way):
                 upper.below.append(lower)
                 lower.above.append(upper)
         seen: set[Placed] = set()
         self._order(self.placed[list(self.plan.boxes.values())[-1]], layers, seen)
         for box in self.plan.others:
             layers[self.placed[box].layer].append(self.placed[box])
-        for _ in range(4):  # what is below the middle of its neighbours crosses the fewest arrows
+        for _ in range(4):  # in the order of the middles of their neighbours the fewest arrows cross
             for side, row in [*(("above", row) for row in layers[1:]), *(("below", row) for row in layers[-2::-1])]:
                 ranks = {one: rank for each in layers for rank, one in enumerate(each)}
-                row.sort(key=lambda one: _mean([ranks[o] for o in getattr(one, side)], ranks[one]))  # noqa: B023
+                row.sort(key=lambda one: _mean([ranks[o] for o in getattr(one, side)], ranks[one]))
         return layers
 
     def _order(self, one: Placed, layers: list[list[Placed]], seen: set[Placed]) -> None:
@@ -176,58 +203,78 @@ class Layout:
                 one.y, one.height = y, one.height or height
             y += height + GAP_Y
             _space(row, [0.0] * len(row))
-        for sweep in range(24):
+        for sweep in range(120):
+            stiff = 8 if sweep < 60 else 1000  # first to about where it belongs, then straight
             for row in self.layers if sweep % 2 else self.layers[::-1]:
-                _space(row, [_mean([o.x for o in (*one.above, *one.below)], one.x) for one in row])
+                _space(row, [_wanted(one, stiff) for one in row])
 
-    def _down(self, way: Sequence[Placed]) -> str:
+    def _down(self, way: Sequence[Placed]) -> Way:
         """Return the path of an arrow from a box to one below it."""
-        start, *between, end = way
-        x, y = _port(start, end.x if not between else between[0].x, start.below), start.bottom
+        end = way[-1]
+        x, y = _port(way[0], way[1], way[0].below), way[0].bottom
         path = f"M{x:.1f},{y:.1f}"
-        for one in [*between, end]:
-            to = one.x if one.box is None else _port(one, x, one.above)
-            middle = (y + one.y) / 2
-            path += f" C{x:.1f},{middle:.1f} {to:.1f},{middle:.1f} {to:.1f},{one.y - (3 if one is end else 0):.1f}"
-            if one is not end:
-                path += f" V{one.bottom:.1f}"
+        for before, one in pairwise(way):
+            to = _port(one, before, one.above)
+            top, middle = one.y - (6 + _behind(end) if one is end else 0), (y + one.y) / 2
+            path += f" C{x:.1f},{middle:.1f} {to:.1f},{middle:.1f} {to:.1f},{top:.1f}"
+            path += f" V{one.bottom:.1f}" if one is not end else ""
             x, y = to, one.bottom
-        return path
+        return Way(path, x, end.y - _behind(end), 90)
 
-    def _aside(self, start: Placed, end: Placed) -> str:
+    def _aside(self, start: Placed, end: Placed) -> Way:
         """Return the path of a message: out of the side of a box, along a way that is free of boxes, and in again."""
-        low, high = sorted((start.layer, end.layer))
-        boxes = [one for row in self.layers[low : high + 1] for one in row]
-        edges = sorted((one.left, one.right) for one in boxes)
-        free, reach = [min(edges)[0] - 20], edges[0][1]
-        for left, right in edges:
-            if left - reach >= 30:
-                free.append((left + reach) / 2)
-            reach = max(reach, right)
-        free.append(reach + 20 + STACK * 2)
-
-        def cost(x: float) -> float:
-            blocked = sum(
-                min(one.x, x) < other.x < max(one.x, x)
-                for one in (start, end)
-                for other in self.layers[one.layer]
-                if other is not one
-            )
-            return abs(start.x - x) + abs(end.x - x) + 10000 * blocked + 30 * self._used[x]
-
-        lane = min(free, key=cost)
-        x = lane + LANE * self._used[lane] * (1 if lane >= start.x else -1)
-        self._used[lane] += 1
-        self.left, self.right = min(self.left, x), max(self.right, x)
+        x = self._lane(start, end)
         out, into = self._dock(start, x), self._dock(end, x)
-        turn = 8 if into[1] > out[1] else -8
-        if abs(into[1] - out[1]) < 16:
-            return f"M{out[0]:.1f},{out[1]:.1f} H{into[0]:.1f}"
-        side_out, side_in = (8 if x > out[0] else -8), (8 if into[0] > x else -8)
-        return (
-            f"M{out[0]:.1f},{out[1]:.1f} H{x - side_out:.1f} Q{x:.1f},{out[1]:.1f} {x:.1f},{out[1] + turn:.1f}"
-            f" V{into[1] - turn:.1f} Q{x:.1f},{into[1]:.1f} {x + side_in:.1f},{into[1]:.1f} H{into[0]:.1f}"
-        )
+        down = end.layer > start.layer
+        going = [out, *self._detour(start, out, x, down)]
+        coming = [into, *self._detour(end, into, x, not down)]
+        ends = going[-1][1], coming[-1][1]
+        self._taken.append((x, min(ends), max(ends)))
+        self.left, self.right = min(self.left, x), max(self.right, x)
+        angle = 180 if x > end.x else 0
+        coming[0] = (into[0] + (6 if angle else -6), into[1])
+        return Way(_rounded([*going, (x, ends[0]), (x, ends[1]), *coming[::-1]]), *into, angle)
+
+    def _lane(self, start: Placed, end: Placed) -> float:
+        """Return where to go up or down between two boxes: at the side, or in a gap that no box is in."""
+        low, high = sorted((start.layer, end.layer))
+        boxes = sorted((one for row in self.layers[low : high + 1] for one in row), key=lambda one: one.left)
+        first, reach = boxes[0].left - SIDE, boxes[0].left
+        gaps = [(-math.inf, boxes[0].left, first)]
+        for one in boxes:
+            gaps += [(reach, one.left, (reach + one.left) / 2)] if one.left - reach > 2 * CLEAR else []
+            reach = max(reach, one.right + _behind(one))
+        gaps.append((reach, math.inf, reach + SIDE))
+        found = []
+        for left, right, first in gaps:
+            tries = [first + LANE * step for pair in range(20) for step in (pair, -pair)]
+            room = [x for x in tries if left + CLEAR < x < right - CLEAR and not self._is_taken(x, start, end)]
+            x = room[0] if room else first
+            crossed = len(self._between(start, x)) + len(self._between(end, x))
+            inner = 60 if math.isfinite(right - left) else 0  # a way around the outside is easier to follow
+            found.append((abs(start.x - x) + abs(end.x - x) + inner + 400 * crossed + (0 if room else 1000), x))
+        return min(found)[1]
+
+    def _is_taken(self, x: float, start: Placed, end: Placed) -> bool:
+        top, bottom = min(start.y, end.y), max(start.bottom, end.bottom)
+        return any(abs(x - other) < LANE - 1 and top < last and first < bottom for other, first, last in self._taken)
+
+    def _between(self, one: Placed, x: float) -> list[Placed]:
+        """Return what stands in the same layer between a box and a place beside it."""
+        row = self.layers[one.layer]
+        return [other for other in row if other.box is not None and min(one.x, x) < other.x < max(one.x, x)]
+
+    def _detour(self, one: Placed, dock: tuple[float, float], x: float, down: bool) -> list[tuple[float, float]]:
+        """Return the way around what stands between: beside the box to the gap above or below its layer."""
+        if not self._between(one, x):
+            return []
+        apart = 5 * self._detours[one.layer, down]
+        self._detours[one.layer, down] += 1
+        beside = dock[0] + math.copysign(CLEAR + apart, x - one.x)
+        row = self.layers[one.layer]
+        gap = max(other.bottom for other in row) + 10 if down else min(other.y for other in row) - 10 - 2 * STACK
+        gap += apart if down else -apart
+        return [(beside, dock[1]), (beside, gap)]
 
     def _dock(self, one: Placed, x: float) -> tuple[float, float]:
         """Return a point on the side of a box, apart from those that others have."""
@@ -235,19 +282,42 @@ class Layout:
         number = self._docked[one, right]
         self._docked[one, right] += 1
         offset = (number + 1) // 2 * (9 if number % 2 else -9)
-        behind = STACK * 2 if right and one.box is not None and one.box.kind == "parallel" else 0
-        return (one.right + behind if right else one.left), one.y + one.height / 2 + offset
+        return (one.right + _behind(one) if right else one.left), one.y + one.height / 2 + offset
+
+
+def _behind(one: Placed) -> float:
+    """Return how far the boxes of a parallel operator stick out."""
+    return 2 * STACK if one.box is not None and one.box.kind == "parallel" else 0.0
+
+
+def _rounded(points: Sequence[tuple[float, float]]) -> str:
+    """Return a path along points, with round corners."""
+    path = f"M{points[0][0]:.1f},{points[0][1]:.1f}"
+    for before, (x, y), after in zip(points, points[1:], points[2:], strict=False):
+        ends = []
+        for other_x, other_y in (before, after):
+            length = math.hypot(other_x - x, other_y - y)
+            part = min(TURN, length / 2) / length if length else 0.0
+            ends.append(f"{x + part * (other_x - x):.1f},{y + part * (other_y - y):.1f}")
+        path += f" L{ends[0]} Q{x:.1f},{y:.1f} {ends[1]}"
+    return path + f" L{points[-1][0]:.1f},{points[-1][1]:.1f}"
 
 
 def _mean(values: Sequence[float], otherwise: float) -> float:
     return sum(values) / len(values) if values else otherwise
 
 
-def _port(one: Placed, towards: float, rivals: Sequence[Placed]) -> float:
-    """Return where on its edge an arrow leaves or enters a box."""
-    if len(rivals) < 2:
-        return one.x
-    return one.x + max(-0.3, min(0.3, (towards - one.x) / 400)) * one.width
+def _wanted(one: Placed, stiff: float) -> float:
+    """Return where a box would like to be: in line with its neighbours, above all with one that has no other."""
+    links = [(o.x, stiff if len(o.below) == len(one.above) == 1 else 1.0) for o in one.above]
+    links += [(o.x, stiff if len(o.above) == len(one.below) == 1 else 1.0) for o in one.below]
+    return sum(x * weight for x, weight in links) / sum(weight for _, weight in links) if links else one.x
+
+
+def _port(one: Placed, other: Placed, rivals: Sequence[Placed]) -> float:
+    """Return where on its edge an arrow to or from another box meets a box: in the order of where they all go."""
+    rank = sorted(rivals, key=lambda rival: rival.x).index(other) - (len(rivals) - 1) / 2
+    return one.x + rank * min(0.7 * one.width / len(rivals), 40.0) if one.box is not None else one.x
 
 
 def _space(row: Sequence[Placed], wanted: Sequence[float]) -> None:
@@ -257,7 +327,7 @@ def _space(row: Sequence[Placed], wanted: Sequence[float]) -> None:
     are pooled, at the mean of what they want.
     """
     starts = [0.0]
-    for one, after in zip(row, row[1:], strict=False):
+    for one, after in pairwise(row):
         starts.append(starts[-1] + (one.width + after.width) / 2 + GAP_X)
     pools: list[list[float]] = []
     for start, x in zip(starts, wanted, strict=False):
@@ -270,26 +340,144 @@ def _space(row: Sequence[Placed], wanted: Sequence[float]) -> None:
         one.x = start + mean
 
 
-# SVG: the picture.
-
-
 def svg(plan: Plan) -> str:
     """Return a picture of a plan."""
     layout = Layout(plan)
-    bottom = max(one.bottom for one in layout.placed.values())
-    parts = [_arrow(edge, path) for edge, path in layout.paths.items()]
-    parts += [_drawn(one, one.box is plan.bottleneck) for one in layout.placed.values()]
+    bottom = max(one.bottom for one in layout.placed.values()) + 30
+    parts = [_arrow(edge.kind, way) for edge, way in layout.paths.items()]
+    parts += [_drawn(one, one.box, one.box is plan.bottleneck) for one in layout.placed.values() if one.box]
     parts += [_named(layout, edge) for edge in layout.flows if edge.name]
-    left, right = layout.left - MARGIN, layout.right + MARGIN + STACK * 2
-    legend, wide, tall = _legend(plan, left + MARGIN, bottom + 34, right - left - 2 * MARGIN)
-    width, height = max(right - left, wide + 2 * MARGIN), bottom + 34 + tall + 2 * MARGIN
-    view = f"{left:.0f} {-MARGIN:.0f} {width:.0f} {height:.0f}"
-    back = f'<rect x="{left:.0f}" y="{-MARGIN:.0f}" width="{width:.0f}" height="{height:.0f}" rx="12" fill="#ffffff"/>'
-    heads = "".join(
-        f'<marker id="head-{kind.replace(" ", "-")}" viewBox="0 0 8 8" refX="6.5" refY="4" markerWidth="7"'
-        f' markerHeight="7" orient="auto"><path d="M0,0.6 L7.5,4 L0,7.4 Z" fill="{colour}"/></marker>'
-        for kind, colour in COLOURS.items()
+    drawn = layout.right + 2 * STACK - layout.left
+    width = max(drawn, 2 * COLUMN)
+    left = layout.left - (width - drawn) / 2
+    legend, bottom = _legend(plan, left, bottom, width)
+    x, y, wide, high = (f"{number:.0f}" for number in (left - MARGIN, -MARGIN, width + 2 * MARGIN, bottom + 2 * MARGIN))
+    size = f'width="{wide}" height="{high}"'
+    view = f"{x} {y} {wide} {high}"
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="{view}" role="img" font-family="{FONT}">',
+            f'<rect x="{x}" y="{y}" {size} rx="12" fill="#ffffff"/>',
+            *parts,
+            *legend,
+            "</svg>",
+        ]
     )
-    size = f'width="{width:.0f}" height="{height:.0f}" viewBox="{view}"'
-    opening = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" {FONT}>'
-    return "\n".join([opening, f"<defs>{heads}</defs>", back, *parts, legend, "</svg>"])
+
+
+def _arrow(kind: str, way: Way) -> str:
+    place = f"translate({way.x:.1f} {way.y:.1f}) rotate({way.angle:.0f})"
+    look = f'fill="none" stroke="{COLOURS[kind]}" stroke-width="1.7"{DASHES.get(kind, "")}'
+    tip = f'<path d="M-9,-4 L0,0 L-9,4 Z" fill="{COLOURS[kind]}" transform="{place}"/>'
+    return f'<g class="{kind.replace(" ", "-")}"><path d="{way.path}" {look}/>{tip}</g>'
+
+
+def _drawn(one: Placed, box: Box, strong: bool) -> str:
+    """Draw a box. What it is called in full, and where it was added, is its tooltip."""
+    line = f'stroke="{RED}" stroke-width="3"' if strong else f'stroke="{LINES[box.kind]}" stroke-width="1.2"'
+    where = f"\nadded at {box.where}" if box.where else ""
+    parts = [f"<title>{escape(f'{box.label}, {box.place}{where}')}</title>"]
+    for behind in (2, 1, 0) if box.kind == "parallel" else (0,):
+        parts.append(
+            f'<rect x="{one.left + STACK * behind:.1f}" y="{one.y - STACK * behind:.1f}" width="{one.width:.1f}"'
+            f' height="{one.height:.1f}" rx="7" fill="{FILLS[box.kind]}" {line}{DASHES.get(box.kind, "")}/>'
+        )
+    parts += [
+        _text(one.x, one.y + 21 + place * LINE + (2 if place else 0), line, "middle", title=not place)
+        for place, line in enumerate(one.lines)
+    ]
+    if strong:
+        parts.append(f'<rect x="{one.right - 52:.1f}" y="{one.y - 9:.1f}" width="72" height="16" rx="8" fill="{RED}"/>')
+        parts.append(_text(one.right - 16, one.y + 2.5, "bottleneck", "middle", colour="#ffffff"))
+    return f'<g class="{box.kind}">{"".join(parts)}</g>'
+
+
+def _text(x: float, y: float, text: str, anchor: str, *, title: bool = False, colour: str = GREY) -> str:
+    look = f'font-size="13" font-weight="600" fill="{INK}"' if title else f'font-size="10.5" fill="{colour}"'
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {look}>{escape(text)}</text>'
+
+
+def _named(layout: Layout, edge: Edge) -> str:
+    """Write the name of a branch on its arrow: at the split, or at the union."""
+    way = layout.ways[edge]
+    upper, lower = way[:2] if edge.start.label.startswith("split") else way[-2:]
+    x = (_port(upper, lower, upper.below) + _port(lower, upper, lower.above)) / 2
+    y, width = (upper.bottom + lower.y) / 2, text_width(edge.name, 10.5) + 10
+    back = f'<rect x="{x - width / 2:.1f}" y="{y - 8:.1f}" width="{width:.1f}" height="16" rx="8" fill="#ffffff"/>'
+    return back + _text(x, y + 3.5, edge.name, "middle", colour=COLOURS[edge.kind])
+
+
+def _legend(plan: Plan, left: float, top: float, width: float) -> tuple[list[str], float]:
+    """Return the legend of what is in the picture, and where it ends."""
+    boxes = {box.kind for box in [*plan.boxes.values(), *plan.others]}
+    arrows = {edge.kind for edge in plan.edges}
+    entries = [(kind, KINDS[kind]) for kind in FILLS if kind in boxes]
+    entries += [(kind, KINDS.get(kind, kind)) for kind in COLOURS if kind in arrows]
+    a_row = int(width // COLUMN)
+    parts = [f'<path d="M{left:.1f},{top:.1f} h{width:.1f}" stroke="#e4e7eb"/>']
+    for number, (kind, words) in enumerate(entries):
+        x, y = left + number % a_row * COLUMN, top + 20 + number // a_row * 18
+        if kind in COLOURS:
+            parts.append(_arrow(kind, Way(f"M{x:.1f},{y:.1f} h17", x + 23, y, 0)))
+        else:
+            behind = (
+                f'<rect x="{x + 6:.1f}" y="{y - 7:.1f}" width="17" height="10" rx="3"' if kind == "parallel" else ""
+            )
+            look = f'fill="{FILLS[kind]}" stroke="{LINES[kind]}"'
+            parts += [f"{behind} {look}/>"] if behind else []
+            parts.append(f'<rect x="{x + 3:.1f}" y="{y - 4.5:.1f}" width="17" height="10" rx="3" {look}/>')
+        parts.append(_text(x + 30, y + 3.5, words, "start"))
+    height = 20 + -(-len(entries) // a_row) * 18.0
+    for line in textwrap.wrap(plan.verdict, int(width / 6)):
+        parts.append(_text(left, top + height + 8, line, "start", colour=INK))
+        height += LINE
+    return parts, top + height - 16
+
+
+# Mermaid.
+
+
+def mermaid(plan: Plan) -> str:
+    """Return a plan as a Mermaid flowchart."""
+    names = {box: f"n{number}" for number, box in enumerate([*plan.boxes.values(), *plan.others])}
+    groups: dict[Box, list[Box]] = {}  # by the first box of each
+    for box in names:
+        feeding = [edge.start for edge in plan.edges if edge.end is box and edge.start.kind == box.kind == "parallel"]
+        group = next((boxes for boxes in groups.values() if feeding and feeding[0] in boxes), None)
+        if box.kind == "driver":
+            group = next((boxes for first, boxes in groups.items() if first.kind == "driver"), None)
+        (groups.setdefault(box, []) if group is None else group).append(box)
+    shown = ["flowchart TD"]
+    for first, boxes in groups.items():
+        titled = first.kind in ("parallel", "driver")
+        shown += [f'  subgraph {names[first]}g["{_escaped(first.place)}"]'] if titled else []
+        for box in boxes:
+            lines = [box.label] if titled else [box.label, box.place]
+            if box.counters is not None:
+                items, rate, busy, waiting, size, lag = box.figures()
+                lines += [f"{items} items, {rate}/s", f"busy {busy}, waiting {waiting}", f"{size}, staleness {lag}"]
+            shown.append(f'    {names[box]}["{"<br/>".join(map(_escaped, lines))}"]')
+        shown += ["  end"] if titled else []
+    for start, end, kind, name in plan.edges:
+        label = f'|"{_escaped(name)}"|' if name else ""
+        shown.append(f"  {names[start]} {ARROWS[kind]}{label} {names[end]}")
+    for kind in FILLS:
+        of_kind = ",".join(name for box, name in names.items() if box.kind == kind)
+        if of_kind:
+            shown.append(f"  classDef {kind} fill:{FILLS[kind]},stroke:{LINES[kind]},color:{INK}")
+            shown.append(f"  class {of_kind} {kind}")
+    pink = ",".join(str(number) for number, edge in enumerate(plan.edges) if edge.kind != "in step")
+    shown += [f"  linkStyle {pink} stroke:{PINK}"] if pink else []
+    if plan.bottleneck is not None:
+        shown.append(f"  style {names[plan.bottleneck]} stroke:{RED},stroke-width:4px")
+    return "\n".join([*shown, f"  %% {plan.verdict}"] if plan.verdict else shown)
+
+
+def _escaped(text: str) -> str:
+    """Return a text as it can stand between quotes in Mermaid.
+
+    >>> _escaped('<lambda> "#1"')
+    '#lt;lambda#gt; #quot;#35;1#quot;'
+    """
+    marks = {"#": "#35;", '"': "#quot;", "<": "#lt;", ">": "#gt;", "&": "#amp;", "`": "#96;"}
+    return "".join(marks.get(mark, mark) for mark in text)

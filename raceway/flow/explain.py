@@ -26,6 +26,8 @@ from raceway.flow._graph import Node, walk, whole
 from raceway.flow.tracing import Counters
 
 FORMATS = ("text", "mermaid", "svg")
+PATIENCE = 5.0
+"""Seconds to wait, when the time is up, for the items that shards have begun."""
 
 
 class Explained:
@@ -51,8 +53,7 @@ class Explained:
             format: `text`, `mermaid`, or `svg`.
             analyze: run the flow, from its source. What it does, such as training, it really does.
             items: end the run after so many items.
-            seconds: end it after so much time; what shards have begun by then is waited for. If neither is given,
-                100 items or 10 seconds, whichever comes first.
+            seconds: end it after so much time. Without either, 100 items or 10 seconds, whichever is first.
             path: a file to write it to as well.
         """
         if format not in FORMATS:
@@ -68,7 +69,7 @@ class Explained:
             if items is None and seconds is None:
                 items, seconds = 100, 10.0
             _run(self, plan, items, seconds)
-        shown = {"text": plan.text, "mermaid": partial(draw.mermaid, plan), "svg": partial(draw.svg, plan)}[format]()
+        shown = plan.text() if format == "text" else draw.mermaid(plan) if format == "mermaid" else draw.svg(plan)
         if path is not None:
             Path(path).write_text(shown + "\n", encoding="utf-8")
         return shown
@@ -163,8 +164,8 @@ class Plan:
 
     def text(self) -> str:
         """Return the plan as a tree, from the result down to the sources."""
-        rows = [("", "", "", "items", "items/s", "busy", "waiting", "bytes", "staleness", "")] if self.verdict else []
-        rows += self._rows(self.boxes[self.root], "", "", set())
+        head = ("", "", "", "items", "items/s", "busy", "waiting", "bytes", "staleness", "")
+        rows = [*([head] if self.verdict else []), *self._rows(self.boxes[self.root], "", "", set())]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         shown = []
         for row in rows:
@@ -244,7 +245,7 @@ def _parts(value: Any) -> Iterable[Any]:
     return parts
 
 
-class _TimeUp(Exception):  # noqa: N818: it is no error
+class _TimeUp(Exception):  # it is no error
     """Ends a run that waits for its next item."""
 
 
@@ -261,7 +262,8 @@ def _run(flow: Any, plan: Plan, items: int | None, seconds: float | None) -> Non
     recorder = Recorder(run)
 
     def look_at_clock(_: object) -> None:
-        if seconds is not None and time.perf_counter() - begin >= seconds:
+        late = seconds is not None and time.perf_counter() - begin >= seconds
+        if late and not run._closed:  # else it is told for the last time, and perhaps because something failed
             leave()
             raise _TimeUp
 
@@ -282,6 +284,8 @@ class Recorder:
         self.run = run
         self.begin = time.perf_counter()
         self.latest: dict[str, Counters] = {}
+        self.silent: set[Any] = set()
+        """Shards that did not answer in the end."""
         for stage in run.stages.values():
             if hasattr(stage, "lanes") or hasattr(stage, "lane"):
                 stage.close = partial(self._closing, stage.close)
@@ -292,13 +296,15 @@ class Recorder:
 
     def look(self) -> None:
         """Ask every shard that is there for its counters, and keep what is known."""
-        for stage in self.run.stages.values():
-            with suppress(RacewayError):  # of an actor that has died what it told last stays
-                if getattr(stage, "lane", None) is not None:
-                    stage.lane.reports[-1] = stage.lane.ask("report").result() or stage.lane.reports[-1]
-                if hasattr(stage, "lanes"):
-                    for lane, report in zip(stage.lanes, stage.asked("report"), strict=True):
-                        lane.reports[-1] = report or lane.reports[-1]
+        stages = self.run.stages.values()
+        lanes = [lane for stage in stages for lane in (*getattr(stage, "lanes", ()), getattr(stage, "lane", None))]
+        asked = {lane: lane.ask("report") for lane in lanes if lane and lane.reachable and lane not in self.silent}
+        until = time.perf_counter() + PATIENCE
+        for lane, future in asked.items():
+            try:
+                lane.reports[-1] = future.result(max(0.0, until - time.perf_counter())) or lane.reports[-1]
+            except RacewayError:  # it has died, or works on an item for very long: what it told last stays
+                self.silent.add(lane)
         for name, counters in self.run.counters().items():
             self.latest[name] = max(counters, self.latest.get(name, counters))  # they only ever grow
 
@@ -325,6 +331,10 @@ class Recorder:
         plan.verdict = f"Ran for {_time(seconds)}. Bottleneck: {name}, busy {part:.0%} of the time."
         if part < 0.5:
             plan.verdict += " The rest went into waiting and into the flow itself."
+        if self.silent:
+            plan.verdict += (
+                f" Some work is missing here: {_counted(len(self.silent), 'shard')} did not answer in the end."
+            )
 
 
 def _counted(number: int, what: str) -> str:
@@ -344,9 +354,11 @@ def _short(number: float) -> str:
 def _time(seconds: float) -> str:
     """Return a time.
 
-    >>> _time(2.5), _time(0.0123), _time(0)
-    ('2.50 s', '12.3 ms', '0 s')
+    >>> _time(2.5), _time(0.0123), _time(0.000012), _time(0)
+    ('2.50 s', '12.3 ms', '12 µs', '0 s')
     """
+    if 0 < seconds < 0.001:
+        return f"{1e6 * seconds:.0f} µs"
     return f"{_short(seconds)} s" if seconds >= 1 or not seconds else f"{_short(1000 * seconds)} ms"
 
 

@@ -25,7 +25,7 @@ class TraceWriter:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._file = Path(path).open("w", encoding="utf-8")
+        self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115
         self._file.write("[\n")
         self._tracks: set[tuple[int, int]] = set()
         self._labels: list[str] = []

@@ -10,20 +10,20 @@ from typing import Any, NamedTuple
 from raceway.engine.base import Actor
 from raceway.flow._items import Envelope, Item
 
-Figures = tuple[int, float, float, int, float, int]
+Figures = tuple[int, float, float, int, int, int, int]
 
 
 class Meter:
     """What one operator has done so far, where it runs."""
 
-    __slots__ = ("busy", "bytes", "items", "lag_max", "lag_sum", "measure", "newest", "waiting")
+    __slots__ = ("busy", "bytes", "items", "lag_count", "lag_max", "lag_sum", "measure", "newest", "waiting")
 
     def __init__(self, measure: bool = False, newest: Callable[[], int | None] | None = None) -> None:
         self.items = 0
         self.busy = 0.0
         self.waiting = 0.0
         self.bytes = 0
-        self.lag_sum = 0.0
+        self.lag_sum = self.lag_count = 0
         self.lag_max = -1
         self.measure = measure
         """Whether to look into the items too."""
@@ -43,11 +43,12 @@ class Meter:
         if envelope.version is not None and self.newest is not None:
             lag = max(0, (self.newest() or 0) - envelope.version)
             self.lag_sum += lag
+            self.lag_count += 1
             self.lag_max = max(self.lag_max, lag)
 
     def figures(self) -> Figures:
         """Return the counters as they travel."""
-        return self.items, self.busy, self.waiting, self.bytes, self.lag_sum, self.lag_max
+        return self.items, self.busy, self.waiting, self.bytes, self.lag_sum, self.lag_count, self.lag_max
 
 
 def newest_version(actors: Iterable[Actor]) -> int | None:
@@ -66,15 +67,17 @@ class Counters(NamedTuple):
     """Seconds it had nothing to do: shards that nobody asked, a gather or queue that was waited for."""
     bytes: int = 0
     """Size of the items. Of a gather what really came; of others an estimate, made only while measuring."""
-    lag_sum: float = 0.0
-    """Versions behind the newest, summed over the items."""
+    lag_sum: int = 0
+    """Versions behind the newest, summed over the items that have one."""
+    lag_count: int = 0
+    """How many those are."""
     lag_max: int = -1
     """The most that one was behind; -1 if no versions were seen."""
 
     @property
     def staleness(self) -> float | None:
         """The mean number of versions that an item is behind the newest; None without versions."""
-        return None if self.lag_max < 0 else self.lag_sum / max(self.items, 1)
+        return None if self.lag_max < 0 else self.lag_sum / self.lag_count
 
     @classmethod
     def total(cls, parts: Iterable[Figures]) -> Counters:
@@ -153,8 +156,6 @@ class Observed:
         """Count an item that came from a shard, as so many bytes."""
         meter.items += 1
         meter.bytes += size
-        if envelope.version is not None:
-            meter.saw(envelope)
         if self.observed:
             self._arrived.append((lane.gather, lane.index, envelope.sequence, envelope.begun, envelope.done))
 

@@ -83,7 +83,7 @@ def test_a_source_that_raises(actors: list[Actor]) -> None:
 
     with pytest.raises(OperatorError, match=r"from_items\(broken\) failed in the driver\n.*(\n.*)+disk gone"):
         list(Iter.from_items(broken))
-    with pytest.raises(OperatorError, match=r"from_iterators\(, shards=2\) failed on shard 0\n.*(\n.*)+disk gone"):
+    with pytest.raises(OperatorError, match=r"from_iterators\(2, shards=2\) failed on shard 0\n.*(\n.*)+disk gone"):
         list(ParIter.from_iterators([broken, [1]], actors).gather_sync())
     with pytest.raises(OperatorError, match=r"create\(no_such_method, shards=2\)(.*\n)+.*no_such_method"):
         list(create(actors, "no_such_method").gather_sync())

@@ -52,7 +52,11 @@ def test_a_restarted_shard_goes_on_after_what_was_delivered(
     assert run.counts == {"restarted": 1, "lost": 1}
     (event,) = of_kind(events, "restarted")
     assert (event.data["shard"], event.data["actor"], event.data["lost"]) == (0, "fragile-0", 1)
-    assert ("SIGKILL" in event.data["error"] or "died" in event.data["error"]) if how == "kill" else "bad item 10" in event.data["error"]
+    assert (
+        ("SIGKILL" in event.data["error"] or "died" in event.data["error"])
+        if how == "kill"
+        else "bad item 10" in event.data["error"]
+    )
 
 
 @engines("inline")
@@ -158,7 +162,9 @@ def test_the_budget_of_drops(engine: EngineCore) -> None:
 
 
 def test_the_budget_of_restarts(fragile: list[Actor]) -> None:
-    flow = ParIter.from_range(8, fragile).for_each(lambda x: 1 // (x - 4)).on_failure("restart", budget=2).gather_async()
+    flow = (
+        ParIter.from_range(8, fragile).for_each(lambda x: 1 // (x - 4)).on_failure("restart", budget=2).gather_async()
+    )
     with pytest.raises(ShardFailed, match=r"shard 0 of from_range.*failed once too often.*restarted 2 times") as info:
         list(flow)
     assert isinstance(info.value.__cause__, OperatorError)
@@ -255,7 +261,7 @@ def test_settings_are_checked() -> None:
         stream = ParIter.from_range(3, [engine.spawn(Counter)])
         with pytest.raises(ConfigError, match=r"unknown failure policy 'restrat'. Did you mean 'restart'"):
             stream.on_failure("restrat")
-        with pytest.raises(ConfigError, match="budget .* not 0"):
+        with pytest.raises(ConfigError, match=r"budget .* not 0"):
             stream.on_failure("drop", budget=0)
-        with pytest.raises(ConfigError, match="deadline .* not -1"):
+        with pytest.raises(ConfigError, match=r"deadline .* not -1"):
             stream.on_failure("drop", deadline=-1)

@@ -1,0 +1,226 @@
+"""Random plans over finite sources: they end, lose and duplicate nothing, and agree between the engines."""
+
+from collections import Counter as Tally
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from raceway.engine import make_engine
+from raceway.engine._core import EngineCore
+from raceway.engine.base import Actor
+from raceway.flow import Iter, ParIter, union, union_async
+from tests.flow.actors import Counter
+
+NUM_ACTORS = 2
+MAX_SIZE = 17
+
+Plan = Callable[[list[Actor]], Iter[Any]]
+"""Makes a flow of whole numbers on given actors."""
+
+
+class Case:
+    """A plan, what must come out of it in any order, and whether the order is always the same."""
+
+    def __init__(self, plan: Plan, expected: list[int], ordered: bool, text: str) -> None:
+        self.plan = plan
+        self.expected = expected
+        self.ordered = ordered
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def then(
+        self, add: Callable[[Iter[Any]], Iter[Any]], expected: list[int], text: str, ordered: bool = True
+    ) -> "Case":
+        return Case(lambda actors: add(self.plan(actors)), expected, self.ordered and ordered, f"{self.text}.{text}")
+
+
+class Hold:
+    """Holds items back until there are so many; gives the rest at the end."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.held: list[int] = []
+
+    def __call__(self, value: int) -> list[int]:
+        self.held.append(value)
+        return self.finish() if len(self.held) == self.size else []
+
+    def finish(self) -> list[int]:
+        held, self.held = self.held, []
+        return held
+
+
+def plus_one(value: int) -> int:
+    return value + 1
+
+
+def is_even(value: int) -> bool:
+    return value % 2 == 0
+
+
+def twice(value: int) -> list[int]:
+    return [value] * (value % 3)
+
+
+def identity(value: int) -> int:
+    return value
+
+
+def sharded(
+    number: int, shards: int, ops: list[tuple[str, int]]
+) -> tuple[Callable[[list[Actor]], ParIter[int]], list[int], str]:
+    """Return a ParIter of so many numbers behind these operators, and what it gives."""
+    expected = list(range(number))
+    for op, _ in ops:
+        expected = [result for x in expected for result in APPLIED[op](x)]
+
+    def make(actors: list[Actor]) -> ParIter[int]:
+        stream = ParIter.from_range(number, actors, num_shards=shards)
+        for op, size in ops:
+            stream = {
+                "plus": lambda s: s.for_each(plus_one),
+                "even": lambda s: s.filter(is_even),
+                "twice": lambda s: s.flat_map(twice),
+                "hold": lambda s, size=size: s.combine(Hold(size)),
+                "batch": lambda s, size=size: s.batch(size).flat_map(list),
+                "shuffle": lambda s, size=size: s.shuffle(size, seed=size),
+            }[op](stream)
+        return stream
+
+    return make, expected, f"range({number}, shards={shards}).{'.'.join(f'{op}{size}' for op, size in ops)}"
+
+
+APPLIED: dict[str, Callable[[int], list[int]]] = {
+    "plus": lambda x: [x + 1],
+    "even": lambda x: [x] * (x % 2 == 0),
+    "twice": twice,
+    "hold": lambda x: [x],
+    "batch": lambda x: [x],
+    "shuffle": lambda x: [x],
+}
+OPS = st.lists(st.tuples(st.sampled_from(sorted(APPLIED)), st.integers(1, 5)), max_size=4)
+
+
+@st.composite
+def sources(draw: st.DrawFn) -> Case:
+    number = draw(st.integers(0, MAX_SIZE))
+    make, expected, text = sharded(number, draw(st.integers(1, 4)), draw(OPS))
+    if draw(st.booleans()):
+        return Case(lambda actors: make(actors).gather_sync().flatten(), expected, True, f"{text}.sync")
+    num_async = draw(st.integers(1, 3))
+    return Case(lambda actors: make(actors).gather_async(num_async), expected, False, f"{text}.async{num_async}")
+
+
+@st.composite
+def extended(draw: st.DrawFn, children: st.SearchStrategy[Case]) -> Case:
+    kind = draw(
+        st.sampled_from(["plus", "even", "twice", "hold", "batch", "shuffle", "queue", "thread", "union", "split"])
+    )
+    case, size = draw(children), draw(st.integers(1, 5))
+    if kind in APPLIED:
+        expected = [result for x in case.expected for result in APPLIED[kind](x)]
+        adds: dict[str, Callable[[Iter[Any]], Iter[Any]]] = {
+            "plus": lambda it: it.for_each(plus_one),
+            "even": lambda it: it.filter(is_even),
+            "twice": lambda it: it.flat_map(twice),
+            "hold": lambda it: it.combine(Hold(size)),
+            "batch": lambda it: it.batch(size).flatten(),
+            "shuffle": lambda it: it.shuffle(size, seed=size),
+        }
+        return case.then(adds[kind], expected, f"{kind}{size}")
+    if kind == "queue":
+        return case.then(lambda it: it.queue(size), case.expected, f"queue{size}")
+    if kind == "thread":
+        return case.then(lambda it: it.for_each(identity, on="thread", queue=size), case.expected, f"thread{size}")
+    if kind == "union":
+        other, weights = draw(children), [draw(st.sampled_from([1, 2, 0.5, 1.25])) for _ in range(2)]
+        in_turn = draw(st.booleans())
+
+        def join(actors: list[Actor]) -> Iter[Any]:
+            both = case.plan(actors), other.plan(actors)
+            return union(*both, weights=weights) if in_turn else union_async(*both)
+
+        ordered = case.ordered and other.ordered and in_turn
+        return Case(
+            join, case.expected + other.expected, ordered, f"union{weights if in_turn else '~'}({case}, {other})"
+        )
+    count = draw(st.integers(2, 3))
+
+    def part(it: Iter[Any]) -> Iter[Any]:
+        branches = it.split(*"abc"[:count], buffer=1000)
+        return union_async(*(branch.batch(size + place).flatten() for place, branch in enumerate(branches)))
+
+    return case.then(part, case.expected * count, f"split{count}x{size}", ordered=False)
+
+
+CASES = st.recursive(sources(), extended, max_leaves=3)
+
+
+@pytest.fixture(scope="module", params=["inline", "process", "ray"])
+def engine(request: pytest.FixtureRequest) -> Iterator[EngineCore]:
+    """One engine for all examples: the plans leave nothing behind on its actors."""
+    if request.param == "ray":
+        request.getfixturevalue("ray_session")
+    with make_engine(request.param) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def actors(engine: EngineCore) -> list[Actor]:
+    return [engine.spawn(Counter, (number,)) for number in range(NUM_ACTORS)]
+
+
+@pytest.fixture(scope="module")
+def no_leaks() -> None:
+    """Not after every test: the engine of the module lives on."""
+
+
+def check(case: Case, actors: list[Actor]) -> None:
+    found = list(case.plan(actors))
+    assert Tally(found) == Tally(case.expected)
+    if case.ordered:
+        with make_engine("inline") as inline:
+            assert found == list(case.plan([inline.spawn(Counter)]))
+
+
+# Time limits would be tests of the machine.
+COMMON: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": True}
+
+
+def test_random_plans(engine: EngineCore, actors: list[Actor]) -> None:
+    @settings(max_examples=200 if engine.name == "inline" else 25, **COMMON)
+    @given(CASES)
+    def run(case: Case) -> None:
+        check(case, actors)
+
+    run()
+
+
+def test_random_plans_stopped_in_the_middle(engine: EngineCore, actors: list[Actor]) -> None:
+    """What was given before, and what comes after a restore in its place, are together everything."""
+
+    @settings(max_examples=100 if engine.name == "inline" else 15, **COMMON)
+    @given(CASES, st.integers(0, 12))
+    def run(case: Case, num_before: int) -> None:
+        before = []
+        flow = case.plan(actors)
+        with flow.start() as first:
+            for item in first:
+                before.append(item)
+                if len(before) == num_before:
+                    break
+            if len(before) < num_before:
+                return
+            state = first.state()
+        after = list(case.plan(actors).restore(state))
+        assert Tally(before + after) == Tally(case.expected)
+        if case.ordered:
+            with make_engine("inline") as inline:
+                assert before + after == list(case.plan([inline.spawn(Counter)]))
+
+    run()
