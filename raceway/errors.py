@@ -209,3 +209,14 @@ def unknown(what: str, value: object, choices: Iterable[str], hint: str = "") ->
     close = difflib.get_close_matches(str(value), names, n=1)
     guess = f" Did you mean {close[0]!r}?" if close else ""
     return ConfigError(f"unknown {what} {value!r}.{guess} Choose from: {', '.join(names)}.{' ' + hint if hint else ''}")
+
+
+def whole(what: str, value: object, least: int = 1) -> int:
+    """Check a count and return it.
+
+    >>> whole("batch size", 4)
+    4
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{what} must be a whole number from {least}, not {value!r}")
+    return value

@@ -9,7 +9,9 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "raceway"
 
 LAYERS = [
-    {"errors", "state"},
+    {"errors"},
+    {"state", "given"},
+    {"limits"},
     {"engine"},
     {"flow"},
     {"runner"},

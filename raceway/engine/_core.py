@@ -29,6 +29,7 @@ from raceway.errors import (
     RestartsExhausted,
     SerializationError,
     WaitTimeout,
+    whole,
 )
 
 T = TypeVar("T")
@@ -117,8 +118,7 @@ class EngineCore:
         needs = Resources.of(resources)
         if threads is None:
             threads = max(1, int(needs.cpus or 1))
-        if not isinstance(threads, int) or threads < 1:
-            raise ConfigError(f"threads must be a whole number from 1, not {threads!r}")
+        whole("threads", threads)
         self._check_resources(needs)
         payload = owned(_codec.encode((factory, tuple(args), dict(kwargs or {})), "the factory and its arguments, "))
         with self.lock:

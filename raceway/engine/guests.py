@@ -7,12 +7,26 @@ happens when its actor dies or it raises.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from raceway.engine.base import Actor, Future, Home, Message, Restarts
-from raceway.errors import ActorDied, ActorError, ConfigError, OperatorError, RestartsExhausted, ShardFailed, unknown
+from raceway.engine.news import News
+from raceway.errors import (
+    ActorDied,
+    ActorError,
+    ConfigError,
+    FlowError,
+    OperatorError,
+    RestartsExhausted,
+    SerializationError,
+    ShardFailed,
+    unknown,
+    whole,
+)
 
 POLICIES = ("restart", "drop", "raise")
 
@@ -34,8 +48,7 @@ class Failures:
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise unknown("failure policy", self.policy, POLICIES)
-        if isinstance(self.budget, bool) or not isinstance(self.budget, int) or self.budget < 1:
-            raise ConfigError(f"the budget for failures must be a whole number from 1, not {self.budget!r}")
+        whole("the budget for failures", self.budget)
         for name in ("window", "deadline"):
             seconds = getattr(self, name)
             if seconds is not None and (not isinstance(seconds, (int, float)) or not seconds > 0):
@@ -52,25 +65,42 @@ class Guest:
         self.name = name
         self.failures = failures
         self.dropped = False
-        self.request: Message
-        """The request that `repeat` sends: encoded once."""
+        self.ended = False
+        """Whether it has no more to give."""
+        self.out: deque[Future[Any]] = deque()
+        """Requests whose answers have not been taken in, in order."""
+        self.num_held = 0
+        """What the guest has taken in and not given on: lost if it dies."""
+        self._request: Message  # what `pull` sends: encoded once
         self._opening: Future[Any]
         self._incarnation = 0  # the life of the actor in which the guest was made
         self._hook: Any = None  # what `on_restart` returned, until something has come from the guest
 
-    def open(self, make: Callable[..., Any], args: tuple[Any, ...], method: str = "") -> None:
-        """Have the actor make the guest as `make(home, *args)`; `method` is what `repeat` will call."""
-        self._opening = self.engine.send(self.actor, self.engine.message(_open, (self.key, make, *args)))
-        self.request = self.engine.message((self.key, method))
+    def begin(self) -> None:
+        """Call `open`, for the first time or after a restart."""
+        raise NotImplementedError
+
+    def open(self, make: Callable[..., Any], *args: Any, parts: Mapping[str, Any] | None = None) -> None:
+        """Have the actor make the guest as `make(home, *args)`. If that cannot be sent, say which of the parts."""
+        try:
+            self._opening = self.engine.send(self.actor, self.engine.message(_open, (self.key, make, *args)))
+        except SerializationError:
+            for name, part in (parts or {}).items():
+                try:
+                    self.engine.message(name, (part,))
+                except SerializationError as error:
+                    raise FlowError(f"{name} cannot be sent to {self.actor.name}: {error}") from error
+            raise
+        self._request = self.engine.message((self.key, "pull"))
         self._incarnation = self.actor.incarnation
 
     def ask(self, method: str, *args: Any) -> Future[Any]:
         """Call a method of the guest. The answer is None if it is not there."""
         return self.engine.send(self.actor, self.engine.message((self.key, method), args))
 
-    def repeat(self) -> Future[Any]:
-        """Send the request that was encoded once."""
-        return self.engine.send(self.actor, self.request, timeout=self.failures.deadline)
+    def pull(self) -> Future[Any]:
+        """Call the guest's method `pull`, with the deadline."""
+        return self.engine.send(self.actor, self._request, timeout=self.failures.deadline)
 
     def answer(self, future: Future[Any]) -> Any:
         """Return an answer that has come, or what is wrong with it: it failed, or what was to run before it did."""
@@ -85,12 +115,12 @@ class Guest:
             return self._opening.exception() or ActorDied("its actor was restarted by others", self.actor.name)
         return found
 
-    def failed(self, error: BaseException, may_drop: bool) -> str:
-        """Do what the policy says, and return what was done: `restarted` (make it anew) or `dropped`; or raise."""
+    def failed(self, error: BaseException, may_drop: bool = False) -> str:
+        """Do what the policy says and return what was done, `restarted` (it must begin anew) or `dropped`; or raise."""
         failures = self.failures
         if isinstance(error, (ActorError, OperatorError)):
             if failures.policy == "drop" and may_drop:
-                self.dropped = True
+                self.dropped = self.ended = True
                 return "dropped"
             if failures.policy == "restart":
                 self._restart(error)
@@ -117,6 +147,147 @@ class Guest:
         """End the guest."""
         if self.reachable:
             self.engine.send(self.actor, self.engine.message(_close, (self.key,)))
+
+
+class ThreadGuest:
+    """What a Guest is, for an object that is used on a thread of the driver's own and nowhere else."""
+
+    def __init__(self) -> None:
+        self._thread: ThreadPoolExecutor | None = None
+        self._object: Any = None
+
+    def open(self, make: Callable[..., Any], *args: Any) -> None:
+        """Make the guest as `make(home, *args)`, and start its thread."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="raceway-guest")
+        self._object = make(Home(None), *args)
+
+    def ask(self, method: str, *args: Any) -> Any:
+        """Call a method of the guest on its thread; returns a future."""
+        assert self._thread is not None
+        return self._thread.submit(getattr(self._object, method), *args)
+
+    def answer(self, future: Any) -> Any:
+        """Return an answer that has come, or what is wrong with it."""
+        return future.exception() or future.result()
+
+    def failed(self, error: BaseException) -> str:
+        """Raise the error: what runs in the driver cannot be restarted."""
+        raise error
+
+    def close(self) -> None:
+        """End the thread, when it has done what it is doing."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=True, cancel_futures=True)
+
+
+class Pushes:
+    """Sends values to a guest, at most so many at a time, and takes in what its `through` makes of them, in order."""
+
+    def __init__(self, guest: Guest | ThreadGuest, news: News) -> None:
+        self._guest = guest
+        self._wake = news.wake
+        self._out: deque[tuple[Any, Any]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._out)
+
+    def send(self, value: Any, ticket: Any) -> None:
+        """Send a value; the ticket comes back with what becomes of it."""
+        future = self._guest.ask("through", value)
+        self._out.append((future, ticket))
+        future.add_done_callback(self._wake)
+
+    def take_in(self) -> Iterator[tuple[Any, Any]]:
+        """Yield what has come back, each with its ticket."""
+        while self._out and self._out[0][0].done():
+            future, ticket = self._out.popleft()
+            answer = self._guest.answer(future)
+            if isinstance(answer, BaseException):
+                self._guest.failed(answer)
+            yield answer, ticket
+
+
+G = TypeVar("G", bound=Guest)
+
+
+class Pulls(Generic[G]):
+    """Asks guests for what their `pull` returns, and takes in the answers; guests that fail are dealt with.
+
+    Args:
+        guests: all that may be asked.
+        news: gets an entry when there is something to take in.
+        happened: told what was done about a guest (`restarted`, `dropped`, `failed`), the error, and how much is lost.
+        in_step: say so only when everything that was asked has come, or something has failed.
+    """
+
+    def __init__(
+        self,
+        guests: Sequence[G],
+        news: News,
+        happened: Callable[[str, G, BaseException, int], None],
+        in_step: bool,
+    ) -> None:
+        self.num_out = 0
+        """Requests whose answers have not been taken in."""
+        self._guests = guests
+        self._happened = happened
+        self._in_step = in_step
+        self._arrivals: deque[tuple[G, Future[Any], int]] = deque()
+        self._callbacks = {guest: self._callback(guest, news) for guest in guests}
+
+    def ask(self, guest: G) -> None:
+        """Ask a guest once."""
+        future = guest.pull()
+        guest.out.append(future)
+        self.num_out += 1
+        future.add_done_callback(self._callbacks[guest])
+
+    def _callback(self, guest: G, news: News) -> Callable[[Future[Any]], None]:
+        arrivals, noticed = self._arrivals, guest.engine is news.engine
+
+        def arrived(future: Future[Any]) -> None:
+            payload = future.payload()
+            arrivals.append((guest, future, payload.size if payload is not None else 0))
+            if self._in_step and payload is not None and len(arrivals) < self.num_out:
+                future.decode()  # while the others are under way
+                return
+            if noticed:
+                news.append(guest)
+            else:
+                news.wake()
+
+        return arrived
+
+    def take_in(self) -> Iterator[tuple[G, Any, int]]:
+        """Yield what has come, each with the guest it came from and its size in bytes."""
+        while self._arrivals:
+            guest, future, num_bytes = self._arrivals.popleft()
+            if not guest.out or guest.out[0] is not future:
+                continue  # of a life that was given up
+            answer = guest.answer(future)
+            if isinstance(answer, BaseException):
+                self._failed(guest, answer)
+            else:
+                guest.out.popleft()
+                self.num_out -= 1
+                yield guest, answer, num_bytes
+
+    def _failed(self, guest: G, error: BaseException) -> None:
+        num_asked, lost = len(guest.out), len(guest.out) + guest.num_held
+        guest.out.clear()
+        self.num_out -= num_asked
+        guest.num_held = 0
+        num_dropped = sum(other.dropped for other in self._guests)
+        try:
+            done = guest.failed(error, may_drop=num_dropped < min(guest.failures.budget, len(self._guests) - 1))
+        except Exception:
+            self._happened("failed", guest, error, lost)
+            raise
+        if done == "restarted":
+            guest.begin()
+            for _ in range(num_asked):
+                self.ask(guest)
+        self._happened(done, guest, error, lost)
 
 
 # What is sent to actors: functions of their home.

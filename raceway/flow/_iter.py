@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from raceway.engine.base import Actor
-from raceway.errors import ConfigError, unknown
-from raceway.flow._graph import Node, asked_for, name_of, whole
-from raceway.flow._items import Source
-from raceway.flow._join import Branch, Input, Moved, Queue, RateLimit, Split, Union
+from raceway.errors import ConfigError, unknown, whole
+from raceway.flow._join import Branch, Input, Moved, Queue, Split, Union
 from raceway.flow._ops import Batch, Combine, Filter, FlatMap, Flatten, ForEach, Op, Shuffle, Take, with_source
+from raceway.flow._plan import Node, Source, wanted
 from raceway.flow._run import Run
 from raceway.flow._shard import Origin, once
-from raceway.flow.explain import Explained
+from raceway.flow.explain import Explained, name_of
+from raceway.limits import RateLimit
 
 T_co = TypeVar("T_co", covariant=True)
 U = TypeVar("U")
@@ -37,7 +36,7 @@ class Stream(Explained, Generic[T_co]):
         return type(self)(Node(label, op, [self._node], parallel=self._node.parallel, **settings))
 
     def _call(self, op: type[Op], kind: str, function: Callable[..., Any]) -> Any:
-        asked_for(function, self._node.parallel)
+        wanted(function, self._node.parallel)
         return self._add(op, f"{kind}({name_of(function)})", function=function)
 
     def filter(self: StreamT, function: Callable[[Any], object]) -> StreamT:
@@ -62,8 +61,8 @@ class Stream(Explained, Generic[T_co]):
         >>> sorted(Iter.from_range(5).shuffle(3, seed=1))
         [0, 1, 2, 3, 4]
         """
-        settings = {"size": whole("buffer", buffer), "seed": whole("seed", seed, 0)}
-        return self._add(Shuffle, f"shuffle({buffer}, seed={seed})", **settings)  # type: ignore[no-any-return]
+        label = f"shuffle({buffer}, seed={seed})"
+        return self._add(Shuffle, label, size=whole("buffer", buffer), seed=whole("seed", seed, 0))  # type: ignore[no-any-return]
 
     # What these return depends on the kind of stream: it is said there.
 
@@ -116,9 +115,7 @@ class Iter(Stream[T_co]):
         def batch(self, size: int) -> Iter[list[T_co]]: ...
         def zip_with_source(self) -> Iter[tuple[Source, T_co]]: ...
 
-    _latest: Callable[[], Run[T_co] | None] = staticmethod(lambda: None)
     _own: Run[T_co] | None = None  # the one that `next` and `step` drive
-    _restored: Run[T_co] | None = None
 
     @staticmethod
     def from_items(items: Iterable[U] | Callable[[], Iterable[U]]) -> Iter[U]:
@@ -127,9 +124,8 @@ class Iter(Stream[T_co]):
         >>> list(Iter.from_items("ab")), list(Iter.from_items(lambda: (x * x for x in range(3))))
         (['a', 'b'], [0, 1, 4])
         """
-        make: Any = items if callable(items) else items.__iter__
-        if isinstance(items, Iterator):
-            make = partial(once, [items])
+        many: Any = items if callable(items) else items.__iter__
+        make = partial(once, [items]) if isinstance(items, Iterator) else many
         return Iter(Node(f"from_items({name_of(items)})", Origin(make, parallel=False), ()))
 
     @staticmethod
@@ -155,10 +151,10 @@ class Iter(Stream[T_co]):
         if on != "thread" and not isinstance(on, Actor):
             raise unknown("place for an operator", on, ("driver", "thread"), "Or give an actor of an engine.")
         actor = on if isinstance(on, Actor) else None
-        asked_for(function, parallel=actor is not None)
+        wanted(function, parallel=actor is not None)
         settings: Any = {"function": function, "room": whole("queue", queue), "actor": actor}
         label = f"for_each({name_of(function)}, on={actor.name if actor else on}, queue={queue})"
-        return Iter(Node(label, _with_run(Moved), [self._node], actors=[actor] if actor else (), **settings))
+        return Iter(Node(label, Moved, [self._node], actors=[actor] if actor else (), **settings))
 
     def flatten(self: Iter[Iterable[U]]) -> Iter[U]:
         """Give the items of every item; those of a batch or round with their own envelopes.
@@ -174,7 +170,7 @@ class Iter(Stream[T_co]):
         >>> list(Iter.from_range(3).queue(2))
         [0, 1, 2]
         """
-        return Iter(Node(f"queue({size})", _with_run(Queue), [self._node], size=whole("size", size)))
+        return Iter(Node(f"queue({size})", Queue, [self._node], size=whole("size", size)))
 
     def split(self, *names: str, buffer: int = 1000) -> tuple[Iter[T_co], ...]:
         """Give every item to every branch, named or by default `a` and `b`.
@@ -192,39 +188,25 @@ class Iter(Stream[T_co]):
         split = Node(f"split({', '.join(names)})", make, [self._node])
         return tuple(Iter(Node(f"branch({name})", partial(Branch, name=name), [split])) for name in names)
 
-    # Driving.
-
-    def start(self, *, measure: bool = False) -> Run[T_co]:
+    def start(self, *, measure: bool = False, state: dict[str, Any] | None = None) -> Run[T_co]:
         """Begin an iteration; `measure` has it look at the size and age of every item too.
 
-        >>> with Iter.from_range(3).start() as run:
-        ...     next(run)
+        >>> next(Iter.from_range(3).start())
         0
         """
-        return self._begun(Run(self._node, measure=measure))
-
-    def _begun(self, run: Run[T_co]) -> Run[T_co]:
-        self._latest = weakref.ref(run)
-        return run
+        return Run(self._node, measure=measure, state=state)
 
     def __iter__(self) -> Run[T_co]:
-        run, self._restored = self._restored, None
-        return run or self.start()
+        return self.start()
 
     def __next__(self) -> T_co:
-        self._own = self._own or iter(self)
+        self._own = self._own or self.start()
         return next(self._own)
 
-    def step(self) -> T_co:
-        """Return the next item, as `next(flow)` does.
-
-        >>> Iter.from_range(3).step()
-        0
-        """
-        return next(self)
+    step = __next__
 
     def state(self, *, in_flight: str = "drain") -> dict[str, Any]:
-        """Return all that the iteration begun last needs to go on later; see `Run.state` for `in_flight`.
+        """Return all that is needed to go on after what `next(flow)` gave last; see `Run.state`.
 
         >>> flow = Iter.from_range(5).batch(2)
         >>> next(flow)
@@ -232,25 +214,13 @@ class Iter(Stream[T_co]):
         >>> list(flow.restore(flow.state()))
         [[2, 3], [4]]
         """
-        run = self._latest()
-        if run is None:
-            raise ConfigError("no iteration of this flow is under way, so there is no state to save")
-        return run.state(in_flight=in_flight)
+        self._own = self._own or self.start()
+        return self._own.state(in_flight=in_flight)
 
     def restore(self, state: dict[str, Any]) -> Run[T_co]:
-        """Return an iteration that goes on from a state. The next `iter(flow)` or `next(flow)` is that one."""
-        self._own, self._restored = None, self._begun(Run(self._node, state=state))
-        return self._restored
-
-
-def _with_run(op: type[Op]) -> Callable[[Any, Node], Op]:
-    """Return a function that makes an operator which knows the run."""
-
-    def make(run: Any, node: Node) -> Op:
-        step = node.step._replace(settings={**node.step.settings, "run": run, "node": node})
-        return op(run.stage(node.parents[0]), step, {}, run.measure)
-
-    return make
+        """Return an iteration that goes on from a state. It is also what `next(flow)` goes on with."""
+        self._own = self.start(state=state)
+        return self._own
 
 
 def union(
@@ -262,14 +232,8 @@ def union(
 ) -> Iter[U]:
     """Take from the branches in turn: of each as many items in a row as its weight says.
 
-    A weight of 0.5 takes one item every second time. A branch that has ended leaves.
-
-    Args:
-        branches: streams; they are called "0", "1" and so on.
-        weights: one for each branch, in order or by name; 1 for those not named.
-        limits: see `RateLimit`.
-        emit: the names of the branches whose items are given on; those of others are only taken.
-        named: further streams, with names.
+    A weight of 0.5 takes one item every second time; without one it is 1. A branch that has ended leaves. Branches
+    without a name are called "0", "1" and so on. If `emit` names some, the items of the others are taken but not given.
 
     >>> list(union(Iter.from_range(4), Iter.from_items("ab"), weights=[2, 1]))
     [0, 1, 'a', 2, 3, 'b']
@@ -290,15 +254,14 @@ def union_async(
 
 def _union(kind: str, branches: Any, named: Any, weights: Any, limits: Any, emit: Any) -> Iter[Any]:
     inputs: dict[str, Iter[Any]] = {str(place): one for place, one in enumerate(branches)} | named
-    if not inputs or not all(isinstance(one, Iter) for one in inputs.values()):
-        wrong = next((one for one in inputs.values() if not isinstance(one, Iter)), "nothing")
-        raise ConfigError(f"{kind} takes sequential streams (gather a ParIter first), not {wrong!r}")
+    wrong = [one for one in inputs.values() if not isinstance(one, Iter)]
+    if wrong or not inputs:
+        raise ConfigError(f"{kind} takes sequential streams (gather a ParIter first), not {wrong or 'nothing'}")
     if weights is not None and not isinstance(weights, Mapping):
         if len(weights) != len(inputs):
             raise ConfigError(f"{kind} of {len(inputs)} branches was given {len(weights)} weights: {weights!r}")
         weights = dict(zip(inputs, weights, strict=True))
-    mentioned = [*(weights or ()), *(emit or ()), *(name for limit in limits for name in (limit.branch, limit.per))]
-    for name in mentioned:
+    for name in [*(weights or ()), *(emit or ()), *(name for one in limits for name in (one.branch, one.per))]:
         if name not in inputs:
             raise unknown(f"branch of {kind}", name, inputs)
     for name, weight in (weights or {}).items():

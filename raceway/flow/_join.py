@@ -3,37 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from raceway.engine.base import Actor
-from raceway.flow._gather import Lane, ShardPlan
-from raceway.flow._graph import Node
-from raceway.flow._items import Envelope, Item, Shard, Word, detached
-from raceway.flow._ops import ForEach, Op, Stage
-from raceway.flow._shard import Origin
+from raceway.engine.guests import Failures, Guest, Pushes, ThreadGuest
+from raceway.flow._ops import Op, Stage
+from raceway.flow._plan import Item, Node, Word, detached
+from raceway.flow._shard import operator_on
 from raceway.flow.tracing import Meter
+from raceway.limits import Limits, RateLimit
 
 if TYPE_CHECKING:
     from raceway.flow._run import Run
-
-
-@dataclass(frozen=True, kw_only=True)
-class RateLimit:
-    """Keep one branch of a union from running ahead of another.
-
-    What is taken of `branch` is at most `ratio` times what was taken of `per`, plus `slack`: counted in items, or in
-    what `size(item)` returns, and then it may be more by less than one item. When `per` has ended, so has the limit.
-    """
-
-    branch: str
-    per: str
-    ratio: float
-    slack: float = 0.0
-    size: Callable[[Any], float] | None = None
 
 
 @dataclass
@@ -51,17 +35,13 @@ class Input:
 class Union(Stage):
     """Takes from several streams: each in its turn, as often as its weight says, or whichever is ready."""
 
-    kept = ("turn", "taken")
-
     def __init__(
         self, run: Run[Any], node: Node, inputs: Sequence[Input], limits: Sequence[RateLimit], in_turn: bool
     ) -> None:
         self.meter = Meter()
-        self.run, self.node, self.inputs, self.limits = run, node, inputs, limits
+        self.run, self.node, self.inputs, self.limits = run, node, inputs, Limits(limits)
         self.next = self._next_in_turn if in_turn else self._next_ready
         self.turn = 0
-        self.taken: dict[tuple[int, str], float] = {}
-        """How much was taken, by limit and branch."""
         inputs[0].credit = inputs[0].weight
 
     def poll(self) -> Item | Word:
@@ -71,21 +51,18 @@ class Union(Stage):
                 return found
             one, item = found
             self.meter.items += 1
-            for place, limit in enumerate(self.limits):
-                if one.name in (limit.branch, limit.per):
-                    size = 1 if limit.size is None else limit.size(item[0])
-                    self.taken[place, one.name] = self.taken.get((place, one.name), 0) + size
+            self.limits.took(one.name, item[0])
             if one.emits:
                 return item
 
     def _next_in_turn(self) -> tuple[Input, Item] | Word:
-        num_limited = 0
+        num_held = 0
         while not all(one.ended for one in self.inputs):
             one = self.inputs[self.turn]
-            limited = not one.ended and self._is_limited(one)
-            if one.ended or one.credit < 1 or limited:
-                num_limited += limited
-                if num_limited > len(self.inputs) ** 2:  # every other has had its chance
+            held = self.holds(one)
+            if one.ended or one.credit < 1 or held:
+                num_held += held
+                if num_held > len(self.inputs) ** 2:  # every other has had its chance
                     return self._stuck()
                 self.turn = (self.turn + 1) % len(self.inputs)
                 after = self.inputs[self.turn]
@@ -104,7 +81,7 @@ class Union(Stage):
         for step in range(len(self.inputs)):
             place = (self.turn + step) % len(self.inputs)
             one = self.inputs[place]
-            if not one.ended and not self._is_limited(one):
+            if not one.ended and not self.holds(one):
                 answer = one.stage.poll()
                 if not isinstance(answer, Word):
                     self.turn = (place + 1) % len(self.inputs)
@@ -112,27 +89,21 @@ class Union(Stage):
                 one.ended = answer is Word.END
         return Word.END if all(one.ended for one in self.inputs) else self._stuck()
 
-    def _is_limited(self, one: Input) -> bool:
-        ended = {other.name for other in self.inputs if other.ended}
-        for place, limit in enumerate(self.limits):
-            if limit.branch == one.name and limit.per not in ended:
-                most = limit.ratio * self.taken.get((place, limit.per), 0) + limit.slack
-                taken = self.taken.get((place, one.name), 0)
-                if taken + 1 > most if limit.size is None else taken >= most:
-                    return True
-        return False
+    def holds(self, one: Input) -> bool:
+        """Whether a rate limit holds an input up."""
+        return not one.ended and self.limits.hold(one.name, {other.name for other in self.inputs if other.ended})
 
     def _stuck(self) -> Word:
-        held = [repr(one.name) for one in self.inputs if not one.ended and self._is_limited(one)]
-        if held:
-            self.run.complaints.append(f"rate limits of {self.node} hold up {', '.join(held)}")
+        self.run.blocked.append(self)
         return Word.PENDING
 
     def state(self) -> Any:
-        return {"inputs": [(one.credit, one.ended) for one in self.inputs], **super().state()}
+        inputs = [(one.credit, one.ended) for one in self.inputs]
+        return {"turn": self.turn, "limits": self.limits.state(), "inputs": inputs}
 
     def restore(self, state: Any) -> None:
-        super().restore(state)
+        self.turn = state["turn"]
+        self.limits.restore(state["limits"])
         for one, saved in zip(self.inputs, state["inputs"], strict=True):
             one.credit, one.ended = saved
 
@@ -142,11 +113,7 @@ class Union(Stage):
 
 
 class Split(Stage):
-    """Gives every item to every branch.
-
-    A branch that is behind is served first: the others wait for it, unless nothing else can be done. Then they run
-    ahead of it, by as many items as the buffer holds.
-    """
+    """Gives every item to every branch. They wait for one that is behind, and run ahead only if nothing else helps."""
 
     kept = ("queues", "left", "ended")
 
@@ -155,11 +122,9 @@ class Split(Stage):
         self.run, self.node, self.buffer = run, node, buffer
         self.parent = run.stage(node.parents[0])
         self.queues: dict[str, deque[Item]] = {name: deque() for name in names}
-        self.left: set[str] = set()
-        """Branches that want no more."""
+        self.left: set[str] = set()  # branches that want no more
         self.ended = False
-        self.lead = 1
-        """How far a branch may be ahead of another, for now."""
+        self.lead = 1  # how far a branch may be ahead of another, for now
 
     def give(self, name: str) -> Item | Word:
         """Return the next item for a branch."""
@@ -190,16 +155,6 @@ class Split(Stage):
         self.lead = min(self.backlog + 1, self.buffer)
         return self.backlog < self.buffer
 
-    def complaint(self) -> str:
-        """Say which branch holds up the others."""
-        name = max(self.queues, key=lambda name: len(self.queues[name]))
-        read = any(node.parents == (self.node,) and node.label == f"branch({name})" for node in self.run.nodes)
-        return (
-            f"branch {name!r} of {self.node}, {'' if read else 'which nobody reads in this flow, '}is {self.backlog} "
-            "items behind, and another branch needs more before it can give one. Read them at the same pace "
-            f"(union_async, or weights that fit), or split with a buffer of more than {self.buffer}"
-        )
-
     def leave(self, name: str) -> None:
         """Have no more items for a branch."""
         self.left.add(name)
@@ -219,10 +174,9 @@ class Queue(Op):
     """Takes items in as soon as they are there, up to its size."""
 
     size: int
-    run: Run[Any]
 
     def begin(self) -> None:
-        self.run.queues.append(self)
+        self.gifts["run"].queues.append(self)
 
     def poll(self) -> Item | Word:
         self.fill()
@@ -236,86 +190,58 @@ class Queue(Op):
             if answer is not Word.PENDING:
                 self.take(answer)
 
-    def feed(self, item: Item) -> Sequence[Item]:
-        return (item,)
-
 
 class Moved(Op):
-    """An operator that runs elsewhere, on a thread or an actor, while the driver goes on."""
+    """An operator that runs on a thread or an actor of its own while the driver goes on."""
 
-    run: Run[Any]
-    node: Node
     room: int
     actor: Actor | None
 
     def begin(self) -> None:
-        self.out: deque[tuple[Any, Envelope]] = deque()  # futures, in order
-        self.wake = self.run.waker(None)
+        self.run: Run[Any] = self.gifts["run"]
+        self.guest: Guest | ThreadGuest = ThreadGuest()
+        if self.actor is not None:
+            self.guest = Guest(self.actor, f"{self.run.id}/{self.gifts['number']}", self.step.label, Failures())
+        self.busy = Pushes(self.guest, self.run.news)  # what is under way
         self.saved: Any = None
-        self.thread: ThreadPoolExecutor | None = None
-        self.lane: Lane | None = None
-        if self.actor is None:
-            self.op = ForEach(None, self.step, {}, self.meter.measure)
-            self.meter = self.op.meter
+        self.opened = False
 
-    def _submit(self, item: Item) -> Any:
-        if self.actor is None:
-            self.thread = self.thread or ThreadPoolExecutor(1, thread_name_prefix="raceway-operator")
-            return self.thread.submit(self.op.through, item)
-        if self.lane is None:
-            nodes = (
-                Node("items sent to it", Origin(tuple, parallel=True), ()),
-                Node(self.step.label, ForEach, (), function=self.step.settings["function"]),
-            )
-            self.lane = Lane(0, ShardPlan(self.actor, Shard(0, 1), nodes), self.run.id, self.run.numbers[self.node])
-            self.lane.begin(self.meter.measure, self.saved)
-        return self.lane.ask("through", detached(item))
+    def send(self, item: Item) -> None:
+        """Send it an item."""
+        if not self.opened:
+            self.opened = True
+            operator = self.step._replace(settings={"function": self.step.settings["function"]})
+            self.guest.open(operator_on, operator, self.meter.measure, detached(self.saved))
+        self.busy.send(item if self.actor is None else detached(item), item[1])
 
     def poll(self) -> Item | Word:
         answer: Item | Word | None = None
-        while len(self.out) + len(self.ready) < self.room and not self.ended and answer is not Word.PENDING:
+        while len(self.busy) + len(self.ready) < self.room and not self.ended and answer is not Word.PENDING:
             answer = self.parent.poll()
             if not isinstance(answer, Word):
-                self.out.append((self._submit(answer), answer[1]))
-                self.out[-1][0].add_done_callback(self.wake)
+                self.send(answer)
             self.ended = answer is Word.END
-        self._take_in()
-        if self.ready or (self.ended and not self.out):
+        self.take_in()
+        if self.ready or (self.ended and not self.busy):
             return super().poll()
-        return self.run.waiting(self.meter) if self.out else Word.PENDING
+        return self.run.waiting(self.meter) if self.busy else Word.PENDING
 
-    def _take_in(self) -> None:
-        while self.out and self.out[0][0].done():
-            future, envelope = self.out.popleft()
-            answer = future.result() if self.lane is None else self.lane.answer(future)
-            if self.lane is not None:
-                if isinstance(answer, BaseException):
-                    self.lane.failed(answer, may_drop=False)
-                self.lane.reports[-1] = answer[-1]
-            self.ready.append((answer[0], envelope))
-
-    def settle(self) -> None:
-        """Wait until nothing is under way."""
-        self._take_in()
-        while self.out:
-            self.run.block()
-            self._take_in()
+    def take_in(self) -> None:
+        """Look at what has come back."""
+        for (value, figures), envelope in self.busy.take_in():
+            self.ready.append((value, envelope))
+            self.meter.set(figures)
 
     def state(self) -> Any:
-        there = self.lane.ask("state").result() if self.lane is not None else self.saved
-        ready = self.ready if self.run.keeps_in_flight else deque()
-        return {"ready": ready, "ended": self.ended, "op": there if self.actor is not None else self.op.state()}
+        there = self.guest.ask("state").result() if self.opened else self.saved
+        return {**super().state(), "ready": self.ready if self.run.keeps_in_flight else deque(), "op": there}
 
     def restore(self, state: Any) -> None:
         super().restore(state)
         self.saved = state["op"]
-        if self.actor is None:
-            self.op.restore(self.saved)
 
     def close(self) -> None:
-        if self.thread is not None:
-            self.thread.shutdown(wait=True, cancel_futures=True)
-        if self.lane is not None:
-            self.lane.close()
-        self.ended, self.lane = True, None
+        if self.opened:
+            self.guest.close()
+        self.opened, self.ended = False, True
         super().close()

@@ -11,9 +11,9 @@ import numpy as np
 
 from raceway import state as states
 from raceway.errors import FlowError, OperatorError
-from raceway.flow._graph import Step, asked_for, given
-from raceway.flow._items import Envelope, Gifts, Item, Shard, Source, Word, merge
+from raceway.flow._plan import Envelope, Gifts, Item, Shard, Source, Step, Word, merge, wanted
 from raceway.flow.tracing import Meter
+from raceway.given import given
 
 
 class Stage(states.Stateful):
@@ -30,14 +30,13 @@ class Stage(states.Stateful):
 class Op(Stage):
     """An operator behind another stage. What kind of operator, `feed` says: items for an item."""
 
-    kept: ClassVar[tuple[str, ...]] = ("ready", "ended")
+    kept: ClassVar[tuple[str, ...]] = ("ready", "held", "ended")
 
     def __init__(self, parent: Any, step: Step, gifts: Gifts, measure: bool) -> None:
-        self.parent = parent
-        self.step = step
-        self.gifts = gifts
+        self.parent, self.step, self.gifts = parent, step, gifts
         self.meter = Meter(measure)
         self.ready: deque[Item] = deque()
+        self.held: list[Any] = []  # what nothing has come of yet
         self.ended = False
         vars(self).update(step.settings)
         self.begin()
@@ -47,7 +46,7 @@ class Op(Stage):
 
     def feed(self, item: Item) -> Iterable[Item]:
         """Take in an item and return what comes of it."""
-        raise NotImplementedError
+        return (item,)
 
     def finish(self) -> Iterable[Item]:
         """Return what is left when there are no more items."""
@@ -81,18 +80,19 @@ class Op(Stage):
         shard, shown = self.gifts.get("shard"), item and (item[1].sequence, item[0])
         return OperatorError.of(error, self.step.label, self.step.where, None if shard is None else shard.number, shown)
 
-    def through(self, item: Item) -> Item:
-        """Return the one item that comes of an item."""
+    def through(self, item: Item) -> tuple[Any, Any]:
+        """Return the one value that comes of an item, and the counters."""
         self.take(item)
-        return self.ready.popleft()
+        return self.ready.popleft()[0], self.meter.figures()
 
     @property
     def num_held(self) -> int:
         """How many items it has taken in that it has not given on."""
-        return len(self.ready)
+        return len(self.ready) + len(self.held)
 
     def close(self) -> None:
-        self.parent.close()
+        if self.parent is not None:
+            self.parent.close()
 
 
 class Calling(Op):
@@ -101,15 +101,12 @@ class Calling(Op):
     function: Callable[..., Any]
 
     def begin(self) -> None:
-        self.asked = asked_for(self.function, parallel="actor" in self.gifts)
+        self.asked = wanted(self.function, parallel="actor" in self.gifts)
         self.kwargs = {name: self.gifts[name] for name in self.asked if name != "envelope"}
 
     def call(self, item: Item) -> Any:
-        if not self.asked:
-            return self.function(item[0])
-        if "envelope" in self.asked:
-            return self.function(item[0], envelope=item[1], **self.kwargs)
-        return self.function(item[0], **self.kwargs)
+        envelope = {"envelope": item[1]} if "envelope" in self.asked else {}
+        return self.function(item[0], **envelope, **self.kwargs)
 
     def state(self) -> Any:
         return {"function": states.state_of(self.function), **super().state()}
@@ -145,12 +142,6 @@ class Flatten(Op):
 class Combine(Calling):
     """As FlatMap, for a function that holds items back: their envelopes go with what it gives in the end."""
 
-    kept: ClassVar[tuple[str, ...]] = (*Op.kept, "held")
-
-    def begin(self) -> None:
-        super().begin()
-        self.held: list[Envelope] = []
-
     def feed(self, item: Item) -> Iterable[Item]:
         self.held.append(item[1])
         return self._emitted(self.call(item))
@@ -163,17 +154,9 @@ class Combine(Calling):
         envelope, self.held = (merge(self.held), []) if values else (None, self.held)
         return [(value, envelope) for value in values]  # type: ignore[misc]
 
-    @property
-    def num_held(self) -> int:
-        return len(self.ready) + len(self.held)
-
 
 class Batch(Op):
-    kept: ClassVar[tuple[str, ...]] = (*Op.kept, "held")
     size: int
-
-    def begin(self) -> None:
-        self.held: list[Item] = []
 
     def feed(self, item: Item) -> Iterable[Item]:
         self.held.append(item)
@@ -183,19 +166,14 @@ class Batch(Op):
         items, self.held = self.held, []
         return [([value for value, _ in items], merge(envelope for _, envelope in items))] if items else ()
 
-    @property
-    def num_held(self) -> int:
-        return len(self.ready) + len(self.held)
-
 
 class Shuffle(Batch):
     """Holds so many items and gives one of them, by chance, for every further one."""
 
-    kept: ClassVar[tuple[str, ...]] = (*Batch.kept, "random")
+    kept: ClassVar[tuple[str, ...]] = (*Op.kept, "random")
     seed: int
 
     def begin(self) -> None:
-        super().begin()
         self.random: np.random.Generator = self.gifts.get("shard", Shard(0, 1))._replace(seed=self.seed).generator()
 
     def feed(self, item: Item) -> Iterable[Item]:
@@ -229,8 +207,5 @@ class Take(Op):
 def with_source(value: Any, *, envelope: Envelope = given) -> tuple[Source, Any]:
     """Return an item with where it came from."""
     if len(envelope.sources) != 1:
-        raise FlowError(
-            f"the item comes from {len(envelope.sources)} sources, not one. Zip before items are put together, "
-            "or let an operator ask for `envelope`, which has them all."
-        )
+        raise FlowError(f"the item comes from {len(envelope.sources)} sources; an `envelope` that you ask for has all")
     return envelope.sources[0], value

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from raceway.engine.base import Actor, Future
 from raceway.engine.guests import Failures
-from raceway.errors import ConfigError
+from raceway.errors import ConfigError, whole
 from raceway.flow._gather import GatherAsync, GatherSync, ShardPlan
-from raceway.flow._graph import Node, whole
-from raceway.flow._items import Shard, Source
-from raceway.flow._iter import Iter, Stream
+from raceway.flow._iter import Iter, Stream, T_co, U
 from raceway.flow._ops import ForEach
+from raceway.flow._plan import Node, Shard, Source
 from raceway.flow._shard import Origin, calls, dealt, deliver, itself, one_for_each
 
-T_co = TypeVar("T_co", covariant=True)
-U = TypeVar("U")
 Shards = list[ShardPlan]
 
 
 class ParIter(Stream[T_co]):
-    """A stream in shards, each of which runs on an actor. Read it through `gather_sync` or `gather_async`.
+    """A stream in shards, each of which runs on an actor, no matter which. Read it through one of the gathers.
 
-    Order and randomness belong to a shard, not to an actor: on which one it runs makes no difference. In the examples
-    `actors` are two actors of an inline engine.
+    In the examples `actors` are two actors of an inline engine.
     """
 
     if TYPE_CHECKING:
@@ -66,9 +62,8 @@ class ParIter(Stream[T_co]):
         >>> list(ParIter.from_iterators([lambda: (x * x for x in range(3)), [7]], actors).gather_sync())
         [[0, 7], [1], [4]]
         """
-        under_way = [one for one in iterators if isinstance(one, Iterator)]
-        if under_way:
-            raise ConfigError(f"{under_way[0]!r} is under way and cannot be sent. Give a function that makes it.")
+        if any(isinstance(one, Iterator) for one in iterators):
+            raise ConfigError("an iterator that is under way cannot be sent. Give a function that makes it.")
         origin = Origin(partial(one_for_each, list(iterators)), parallel=True)
         return _sharded(f"from_iterators({len(iterators)}", actors, origin, len(iterators))
 

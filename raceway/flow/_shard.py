@@ -6,28 +6,27 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from types import GeneratorType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from raceway import state as states
 from raceway.engine.base import Home
 from raceway.errors import FlowError
-from raceway.flow._graph import Step, asked_for, given
-from raceway.flow._items import Envelope, Gifts, Item, Shard, Source, StreamEnd, Word
-from raceway.flow._ops import Op
+from raceway.flow._ops import ForEach, Op
+from raceway.flow._plan import Envelope, Gifts, Item, Shard, Source, Step, StreamEnd, Word, wanted
+from raceway.given import given
 
 _REPORT_SECONDS = 0.2  # how often a shard sends its counters along with an item
 
 
 class Origin:
-    """Where items come from: a function, called once for every iteration, that returns something to iterate.
+    """Where items come from: a function, called for every iteration, that returns something to iterate.
 
-    `goes_on` says that how far it is belongs to the actor's own state. Any other starts from the beginning when it is
-    opened anew, and skips what it gave before.
+    If it does not go on by itself where it was, as an actor does, what was given before is skipped.
     """
 
     def __init__(self, function: Callable[..., Iterable[Any]], parallel: bool, goes_on: bool = False) -> None:
         self.function = function
-        self.asked = asked_for(function, parallel)
+        self.asked = wanted(function, parallel)
         self.goes_on = goes_on
 
     def opened(self, gifts: Gifts, position: int) -> Iterator[Any]:
@@ -57,7 +56,7 @@ def itself(*, actor: Any = given) -> Iterable[Any]:
 def calls(method: str, *, actor: Any = given, shard: Shard = given) -> Iterator[Any]:
     """Call a method of the actor's object for every item."""
     function = getattr(actor, method)
-    gifts = {"shard": shard} if "shard" in asked_for(function, parallel=True) else {}
+    gifts = {"shard": shard} if "shard" in wanted(function, parallel=True) else {}
     while True:
         yield function(**gifts)
 
@@ -73,8 +72,7 @@ class Reader(Op):
     """The first stage: gives the items of an origin."""
 
     kept: ClassVar[tuple[str, ...]] = (*Op.kept, "position")
-    position = 0
-    """How many items it has given."""
+    position = 0  # how many items it has given
     home: Home | None = None
     sources: tuple[Source, ...] = ()
     _items: Iterator[Any] | None = None
@@ -106,41 +104,27 @@ class Reader(Op):
         self._items = None
 
 
-class Spec(NamedTuple):
-    """What a shard is made of, as it is sent to its actor."""
-
-    shard: Shard
-    source: Source
-    steps: Sequence[Step]
-    """The source first."""
-    measure: bool
-    position: int
-    """Items that an earlier life of the shard has given already."""
-    state: Any = None
-
-
 class RunningShard:
     """A shard in its actor."""
 
-    def __init__(self, home: Home, spec: Spec) -> None:
+    def __init__(
+        self, home: Home, steps: Sequence[Step], shard: Shard, source: Source, measure: bool, position: int, state: Any
+    ) -> None:
         self._object = home.object
-        reader = Reader(None, spec.steps[0], {"actor": home.object, "shard": spec.shard}, spec.measure)
-        reader.home, reader.sources, reader.position = home, (spec.source,), spec.position
+        reader = Reader(None, steps[0], {"actor": home.object, "shard": shard}, measure)
+        reader.home, reader.sources, reader.position = home, (source,), position
         self._row: list[Op] = [reader]
-        for step in spec.steps[1:]:
-            self._row.append(step.part(self._row[-1], step, reader.gifts, spec.measure))
+        for step in steps[1:]:
+            self._row.append(step.part(self._row[-1], step, reader.gifts, measure))
         self._idle_since = self._report_at = time.perf_counter()
-        if spec.state is not None:
-            for op, state in zip(self._row, spec.state["operators"], strict=True):
-                op.restore(state)
-            if spec.state["actor"] is not None:
-                states.restore(home.object, spec.state["actor"])
+        if state is not None:
+            for op, saved in zip(self._row, state["operators"], strict=True):
+                op.restore(saved)
+            if state["actor"] is not None:
+                states.restore(home.object, state["actor"])
 
     def pull(self) -> tuple[Any, ...]:
-        """Return an item, its envelope, how far the source is, what is held, and now and then the counters.
-
-        At the end return the counters alone.
-        """
+        """Return an item, its envelope, the source's position, what is held, and counters; at the end just these."""
         reader: Any = self._row[0]
         reader.meter.waiting += time.perf_counter() - self._idle_since
         answer = self._row[-1].poll()
@@ -154,10 +138,6 @@ class RunningShard:
         held = sum([op.num_held for op in self._row])
         return value, sequence, version, begun, done, size, reader.position, held, report
 
-    def through(self, item: Item) -> tuple[Any, ...]:
-        """Return what the last operator makes of an item that is handed in, and the counters."""
-        return *self._row[-1].through(item), self.report()
-
     def report(self) -> list[tuple[Any, ...]]:
         """Return the counters of the source and of every operator."""
         return [op.meter.figures() for op in self._row]
@@ -168,6 +148,14 @@ class RunningShard:
 
     def close(self) -> None:
         self._row[0].close()
+
+
+def operator_on(home: Home, step: Step, measure: bool, state: Any) -> Op:
+    """Make an operator that items are sent to."""
+    op = ForEach(None, step, {"actor": home.object, "shard": None}, measure)
+    if state is not None:
+        op.restore(state)
+    return op
 
 
 def deliver(home: Home, method: str, version: int | None, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,9 +20,9 @@ from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from raceway.engine.base import Actor
-from raceway.errors import ConfigError, RacewayError, unknown
+from raceway.errors import ConfigError, RacewayError, unknown, whole
 from raceway.flow import draw
-from raceway.flow._graph import Node, walk, whole
+from raceway.flow._plan import Node, walk
 from raceway.flow.tracing import Counters
 
 FORMATS = ("text", "mermaid", "svg")
@@ -373,3 +373,33 @@ def _size(number: float) -> str:
             return f"{_short(number)} {unit}"
         number /= 1000
     return f"{_short(number)} TB"
+
+
+def why_stuck(nodes: Sequence[Node], blocked: Iterable[Any]) -> str:
+    """Say why a flow cannot go on: a split whose branches are read at different paces, or limits that hold up all."""
+    reasons: dict[str, None] = {}
+    for stage in blocked:
+        if hasattr(stage, "limits"):
+            held = [repr(one.name) for one in stage.inputs if stage.holds(one)]
+            if held:
+                reasons[f"rate limits of {stage.node} hold up {', '.join(held)}"] = None
+            continue
+        name = max(stage.queues, key=lambda name: len(stage.queues[name]))
+        read = any(node.parents == (stage.node,) and node.label == f"branch({name})" for node in nodes)
+        reasons[
+            f"branch {name!r} of {stage.node}, {'' if read else 'which nobody reads in this flow, '}is "
+            f"{stage.backlog} items behind, and another branch needs more before it can give one. Read them at the "
+            f"same pace (union_async, or weights that fit), or split with a buffer of more than {stage.buffer}"
+        ] = None
+    return f"the flow cannot go on: {'; '.join(reasons)}."
+
+
+def name_of(function: Any) -> str:
+    """Return what a plan calls an operator.
+
+    >>> name_of(str.upper), name_of(lambda x: x)
+    ('upper', '<lambda>')
+    """
+    while hasattr(function, "func"):  # a partial
+        function = function.func
+    return str(getattr(function, "__name__", None) or type(function).__name__)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from raceway.engine.base import Actor
-from raceway.flow._items import Envelope, Item
+from raceway.flow._plan import Envelope, Item
+
+_log = logging.getLogger(__name__)
 
 Figures = tuple[int, float, float, int, int, int, int]
 
@@ -45,6 +49,10 @@ class Meter:
             self.lag_sum += lag
             self.lag_count += 1
             self.lag_max = max(self.lag_max, lag)
+
+    def set(self, figures: Figures) -> None:
+        """Take over the counters from where it runs."""
+        self.items, self.busy, self.waiting, self.bytes, self.lag_sum, self.lag_count, self.lag_max = figures
 
     def figures(self) -> Figures:
         """Return the counters as they travel."""
@@ -116,6 +124,8 @@ class Observed:
     def __init__(self) -> None:
         self.observed = False
         """Whether anybody listens."""
+        self.counts: Counter[str] = Counter()
+        """How many shards were `restarted` and `dropped`, and how many items `lost` by it."""
         self.outside = 0.0
         """Seconds spent by whoever reads the flow."""
         self._subscribers: list[Subscriber] = []
@@ -140,6 +150,12 @@ class Observed:
         event = Event(kind, time.time(), data)
         for subscriber in list(self._subscribers):
             subscriber(event)
+
+    def happened(self, kind: str, lane: Any, error: BaseException, lost: int) -> None:
+        """Count, log and tell what was done about a shard that failed."""
+        self.counts.update({kind: 1, "lost": lost})
+        _log.warning("shard %s on %s %s: %s", lane.index, lane.actor.name, kind, str(error).partition("\n")[0])
+        self.tell(kind, shard=lane.index, actor=lane.actor.name, error=str(error), lost=lost)
 
     def tick(self, *, now: bool = False) -> None:
         """Tell the counters if it is time to, or now."""
@@ -169,8 +185,6 @@ class Observed:
                 for report in lane.reports:
                     for inner, figures in zip(lane.plan.nodes, report, strict=False):
                         rows[inner].append(figures)
-            if getattr(stage, "lane", None) is not None:  # an operator on an actor of its own
-                rows[node] += stage.lane.reports[-1][1:]
         return {f"{self.numbers[node]}:{node.label}": Counters.total(figures) for node, figures in rows.items()}
 
 

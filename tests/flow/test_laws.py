@@ -172,6 +172,7 @@ def test_gather_async_has_at_most_so_many_out(actors: list[Actor]) -> None:
 
 @engines(*REMOTE)
 def test_a_slow_shard_holds_up_nobody(actors: list[Actor]) -> None:
+    assert [log_of(actor) for actor in actors] == [[], []]  # they have started
     items = list(create(actors, "make_slowly").gather_async().take(10))
     assert sum(number == 1 for number, _ in items) >= 6
 
@@ -266,6 +267,7 @@ def test_rate_limits_that_hold_up_everything_are_an_error() -> None:
 
 @engines(*REMOTE)
 def test_union_async_is_not_held_up_by_a_pending_branch(actors: list[Actor]) -> None:
+    assert [log_of(actor) for actor in actors] == [[], []]  # they have started
     slow, fast = create(actors[:1], "make_slowly").gather_async(), create(actors[1:], "make").gather_async()
     numbers = [number for number, _ in union_async(slow, fast).take(12)]
     assert sum(numbers) >= 10

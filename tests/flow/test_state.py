@@ -79,17 +79,17 @@ PLANS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
-@pytest.mark.parametrize("num_before", [0, 1, 5, 8])
-def test_goes_on_where_it_was(actors: list[Actor], plan: Any, num_before: int) -> None:
+def test_goes_on_where_it_was(actors: list[Actor], plan: Any) -> None:
     expected = list(plan(actors))
-    with plan(actors).start() as run:
-        before = [next(run) for _ in range(num_before)]
-        state = pickle.loads(pickle.dumps(run.state()))
-        again = run.state()  # looking does not change what comes next
-        rest = list(run)
-    assert before + rest == expected
-    assert list(plan(actors).restore(state)) == rest
-    assert list(plan(actors).restore(again)) == rest
+    for num_before in (0, 1, 5, 8):
+        with plan(actors).start() as run:
+            before = [next(run) for _ in range(num_before)]
+            state = pickle.loads(pickle.dumps(run.state()))
+            again = run.state()  # looking does not change what comes next
+            rest = list(run)
+        assert before + rest == expected
+        assert list(plan(actors).restore(state)) == rest
+        assert list(plan(actors).restore(again)) == rest
 
 
 def test_an_asynchronous_flow_loses_nothing(actors: list[Actor]) -> None:
@@ -164,20 +164,15 @@ def test_restore_is_what_the_next_iteration_goes_on_from(actors: list[Actor]) ->
     state = flow.state()
     flow.restore(state)
     assert next(flow) == [4, 5]
-    flow.restore(state)
-    for item in flow:
-        assert item == [4, 5]
-        break
+    assert next(iter(flow.restore(state))) == [4, 5]
     assert next(iter(flow)) == [0, 1]
 
 
 def test_a_state_of_another_flow_is_refused(actors: list[Actor]) -> None:
     flow = ParIter.from_range(12, actors).gather_sync()
     next(flow)
-    with pytest.raises(ConfigError, match=r"of another flow(.*\n)+.*batch\(2\)"):
+    with pytest.raises(ConfigError, match=r"of another flow: .*and this one is .*batch\(2\)"):
         flow.batch(2).restore(flow.state())
-    with pytest.raises(ConfigError, match="no iteration of this flow is under way"):
-        flow.batch(3).state()
     other = ParIter.from_range(12, actors, num_shards=3).select_shards(0).gather_sync()
     state = flow.state()
     state["plan"] = ["from_range(12, shards=3)", "select_shards(0)", "gather_sync"]
