@@ -76,3 +76,28 @@ def test_reinforce_tells_what_it_knows() -> None:
     done = run(*REINFORCE, RACEWAY_ENGINE="proces")
     assert done.returncode == 1
     assert done.stderr.startswith("error: unknown engine 'proces'. Did you mean 'process'?")
+
+
+PLANS = ("a3c", "a2c", "apex", "two_trainers", "maml")
+
+
+@pytest.mark.parametrize("engine", ["inline", "process"])
+def test_the_plans_run(engine: str) -> None:
+    done = run("examples/plans/main.py", "--engine", engine, "--items", "10")
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()] == list(PLANS)
+
+
+def test_the_documentation_shows_the_plans_as_they_are(tmp_path: Path) -> None:
+    done = run("examples/plans/main.py", "--engine", "inline", "--svg", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    page = (ROOT / "docs/concepts/flow.md").read_text()
+    source = (ROOT / "examples/plans/main.py").read_text()
+    for name in PLANS:
+        match = re.search(rf"^def {name}\(.*?(?=\n\n\n)", source, re.MULTILINE | re.DOTALL)
+        assert match is not None
+        assert re.sub(r'\n    """.*?"""', "", match.group(), count=1) in page
+        assert f"../images/plans/{name}.svg" in page
+        drawn, kept = (tmp_path / f"{name}.svg").read_text(), (ROOT / f"docs/images/plans/{name}.svg").read_text()
+        # The tooltips have line numbers in them, which other edits of the file may move.
+        assert re.sub(r"main\.py:\d+", "", drawn) == re.sub(r"main\.py:\d+", "", kept)

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import raceway
+import raceway.flow
 import raceway.runner
 from raceway.engine.base import Engine
 from raceway.engine.inline import InlineEngine
@@ -15,6 +16,24 @@ from raceway.engine.ray import RayEngine
 
 # The stable API. A name is added here on purpose, and removed only after its deprecation (see CONTRIBUTING.md).
 PUBLIC_NAMES = ["RacewayError", "Runner", "__version__", "make_engine"]
+FLOW_NAMES = [
+    "Counters",
+    "Envelope",
+    "Event",
+    "Failures",
+    "Iter",
+    "ParIter",
+    "RateLimit",
+    "Run",
+    "Shard",
+    "Source",
+    "StreamEnd",
+    "create",
+    "given",
+    "send_msg",
+    "union",
+    "union_async",
+]
 RUNNER_NAMES = ["Future", "ObjectRef", "Runner", "Service", "get_object", "patch_object", "update_object"]
 ENGINE_VERBS = [
     "call",
@@ -40,6 +59,7 @@ IMPORTED_LATER = {"torch", "ray", "torchrl", "tensordict"}
 def test_public_names() -> None:
     assert sorted(raceway.__all__) == sorted(PUBLIC_NAMES)
     assert sorted(raceway.runner.__all__) == sorted(RUNNER_NAMES)
+    assert sorted(raceway.flow.__all__) == sorted(FLOW_NAMES)
     verbs = {name for name, value in vars(Engine).items() if callable(value) and not name.startswith("_")}
     assert sorted(verbs) == sorted(ENGINE_VERBS)
 
@@ -55,7 +75,7 @@ def test_every_engine_has_every_verb() -> None:
 
 
 def test_every_public_name_exists() -> None:
-    for module in (raceway, raceway.runner):
+    for module in (raceway, raceway.flow, raceway.runner):
         missing = [name for name in module.__all__ if not hasattr(module, name)]
         assert missing == []
     with pytest.raises(AttributeError, match="no attribute 'runer'"):
