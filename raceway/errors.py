@@ -26,13 +26,16 @@ RacewayError
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 import pickle
 import traceback
 from collections.abc import Iterable
 from types import TracebackType
+from typing import Any
 
-_FLOW = os.path.join(os.path.dirname(__file__), "flow")
+_FLOW = os.path.join(os.path.dirname(__file__), "flow", "")
+_log = logging.getLogger(__name__)
 
 
 class RacewayError(Exception):
@@ -220,3 +223,17 @@ def whole(what: str, value: object, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(f"{what} must be a whole number from {least}, not {value!r}")
     return value
+
+
+def close_all(things: Iterable[Any], during: BaseException | None = None) -> None:
+    """Close every one of them, whatever the others do. Then raise the first error; during another, log them all."""
+    errors = []
+    for thing in things:
+        try:
+            thing.close()
+        except Exception as error:
+            errors.append(error)
+    if errors and during is None:
+        raise errors[0]
+    for failure in errors:
+        _log.error("while it was closed because of %r: %r", during, failure)

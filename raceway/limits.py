@@ -1,11 +1,14 @@
-"""Ratios between streams that must be kept: so many samples for every insert, say."""
+"""Ratios between streams: whose turn it is by their weights, and how far one may run ahead of another."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from fractions import Fraction
+from math import ceil
+from typing import Any, ClassVar
 
+from raceway.errors import FlowError
 from raceway.state import Stateful
 
 
@@ -27,7 +30,7 @@ class RateLimit:
 class Limits(Stateful):
     """Keeps count for several limits."""
 
-    kept = ("taken",)
+    kept: ClassVar[tuple[str, ...]] = ("taken",)
 
     def __init__(self, limits: Sequence[RateLimit]) -> None:
         self._limits = limits
@@ -38,7 +41,10 @@ class Limits(Stateful):
         """Count an item of a stream."""
         for place, limit in enumerate(self._limits):
             if name in (limit.branch, limit.per):
-                size = 1 if limit.size is None else limit.size(item)
+                try:
+                    size = 1 if limit.size is None else limit.size(item)
+                except Exception as error:
+                    raise FlowError(f"the size function of {limit} raised {error!r} for {item!r}") from error
                 self.taken[place, name] = self.taken.get((place, name), 0) + size
 
     def hold(self, name: str, ended: Collection[str]) -> bool:
@@ -58,3 +64,43 @@ class Limits(Stateful):
                 if taken + 1 > most if limit.size is None else taken >= most:
                     return True
         return False
+
+
+class Turns(Stateful):
+    """Takes turns by weights: a whole one means so many in a row; others are exact over a window, by a credit.
+
+    >>> turns = Turns([2, 0.5])
+    >>> order = []
+    >>> for _ in range(10):
+    ...     order.append(turns.whose([0, 1]))
+    ...     turns.took(order[-1])
+    >>> order
+    [0, 0, 0, 0, 1, 0, 0, 0, 0, 1]
+    """
+
+    kept: ClassVar[tuple[str, ...]] = ("turn", "credits")
+
+    def __init__(self, weights: Sequence[float]) -> None:
+        self._weights = [Fraction(str(weight)) for weight in weights]  # 0.1 is meant to be a tenth
+        self.turn = 0
+        self.credits = [self._weights[0], *[Fraction(0)] * (len(weights) - 1)]
+
+    def whose(self, free: Sequence[int]) -> int:
+        """Return whose turn it is, of those that can take it."""
+        while self.turn not in free or self.credits[self.turn] < 1:
+            self.turn = (self.turn + 1) % len(self._weights)
+            if self.turn == 0:
+                self._skip(free)
+            if self.credits[self.turn] < 1:
+                self.credits[self.turn] += self._weights[self.turn]
+        return self.turn
+
+    def _skip(self, free: Sequence[int]) -> None:
+        """Leave out the cycles in which nobody would have a turn: with small weights there are very many."""
+        cycles = min(ceil((1 - self.credits[place]) / self._weights[place]) for place in free) - 1
+        for place in free if cycles > 0 else ():
+            self.credits[place] += cycles * self._weights[place]
+
+    def took(self, place: int) -> None:
+        """Count a turn that was taken."""
+        self.credits[place] -= 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -45,21 +46,32 @@ def state_of(thing: Any) -> Any:
     >>> state_of(Counter())
     {'count': 0}
     """
+    thing = _holder(thing)
     if inspect.isroutine(thing) or isinstance(thing, type):
         return None
     if decides(thing):
         return thing.state()
-    return {name: value for name, value in getattr(thing, "__dict__", {}).items() if _is_data(value)}
+    if not hasattr(thing, "__dict__"):
+        return None
+    return {name: value for name, value in vars(thing).items() if _is_data(value)}
 
 
 def restore(thing: Any, state: Any) -> None:
     """Give an object back the state that `state_of` returned."""
+    thing = _holder(thing)
     if state is None:
         return
     if decides(thing):
         thing.restore(state)
     else:
         vars(thing).update(state)
+
+
+def _holder(thing: Any) -> Any:
+    """Return what holds the state of a callable: the object of a method, or what a partial calls."""
+    while isinstance(thing, partial):
+        thing = thing.func
+    return thing.__self__ if inspect.ismethod(thing) else thing
 
 
 def _is_data(value: Any) -> bool:

@@ -43,6 +43,7 @@ ENGINE_VERBS = [
     "keep",
     "kill",
     "message",
+    "nudge",
     "promise",
     "put",
     "restart",

@@ -232,6 +232,10 @@ class EngineCore:
         """Take in what has come, without waiting."""
         self.reactor.glance()
 
+    def nudge(self) -> None:
+        """Have whoever waits look again at what it waits for; takes no lock."""
+        self.reactor.nudge()
+
     def call(self, actor: Actor, method: str, /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Short for `send(actor, message(method, args, kwargs))`."""
         return self.send(actor, self.message(method, args, kwargs))

@@ -89,6 +89,13 @@ class Reactor:
             except BlockingIOError:
                 pass  # it is full, so somebody is about to wake
 
+    def nudge(self) -> None:
+        """Make whoever waits look again, from any thread, whatever locks it holds: this one takes none."""
+        try:
+            self._wake_in.send(b"\0")
+        except OSError:
+            pass  # it is full, so somebody is about to look; or closed
+
     def changed(self) -> None:
         """Tell all waiting threads that something they may wait for has happened (from any thread)."""
         if self._followers:
@@ -128,7 +135,8 @@ class Reactor:
         It saves the background thread from taking over, and both from fighting for the interpreter.
         """
         with self.lock:
-            if not self._looping and not self._handling:  # within a callback it would mix up the order of what comes
+            # Not within a callback: that would mix up the order of what comes.
+            if not (self._looping or self._handling or self._closed):
                 self._once(0.0)
             self._wake_background()
 

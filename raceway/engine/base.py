@@ -361,6 +361,9 @@ class Engine(Waiting, Protocol):
     def glance(self) -> None:
         """Take in what has come, without waiting: for a program that computes for long and wants news soon."""
 
+    def nudge(self) -> None:
+        """Have whoever waits look again at what it waits for. Takes no lock: callbacks of other engines may call it."""
+
     def promise(self) -> Future[Any]:
         """Return a future that the caller completes with `keep`: for queues and threads of the driver's own."""
 

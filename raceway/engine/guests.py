@@ -7,6 +7,7 @@ happens when its actor dies or it raises.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,7 @@ from raceway.errors import (
     whole,
 )
 
+_THREAD_NAME = "raceway-guest"
 POLICIES = ("restart", "drop", "raise")
 
 
@@ -71,6 +73,8 @@ class Guest:
         """Requests whose answers have not been taken in, in order."""
         self.num_held = 0
         """What the guest has taken in and not given on: lost if it dies."""
+        self.rereads = False
+        """Whether what was asked for and did not come will come all the same, when it is asked for anew."""
         self._request: Message  # what `pull` sends: encoded once
         self._opening: Future[Any]
         self._incarnation = 0  # the life of the actor in which the guest was made
@@ -106,8 +110,9 @@ class Guest:
         """Return an answer that has come, or what is wrong with it: it failed, or what was to run before it did."""
         error = future.exception()
         if error is None and self._hook is not None:
-            hook, self._hook = self._hook, None
-            error = hook.exception() if isinstance(hook, Future) else None
+            hooks, self._hook = self._hook, None
+            for hook in hooks if isinstance(hooks, (list, tuple)) else [hooks]:
+                error = error or (hook.exception() if isinstance(hook, Future) else None)
         if error is not None:
             return error
         found = future.result()
@@ -124,7 +129,11 @@ class Guest:
                 return "dropped"
             if failures.policy == "restart":
                 self._restart(error)
-                self._hook = failures.on_restart(self.actor) if failures.on_restart else None
+                try:
+                    self._hook = failures.on_restart(self.actor) if failures.on_restart else None
+                except Exception as failure:
+                    raised = f"{type(failure).__name__}: {failure}"
+                    raise ShardFailed(f"on_restart raised for {self.name}: {raised}") from failure
                 return "restarted"
         if isinstance(error, OperatorError):
             raise error from error.original
@@ -158,7 +167,7 @@ class ThreadGuest:
 
     def open(self, make: Callable[..., Any], *args: Any) -> None:
         """Make the guest as `make(home, *args)`, and start its thread."""
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="raceway-guest")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=_THREAD_NAME)
         self._object = make(Home(None), *args)
 
     def ask(self, method: str, *args: Any) -> Any:
@@ -177,7 +186,8 @@ class ThreadGuest:
     def close(self) -> None:
         """End the thread, when it has done what it is doing."""
         if self._thread is not None:
-            self._thread.shutdown(wait=True, cancel_futures=True)
+            itself = threading.current_thread().name.startswith(_THREAD_NAME)  # it cannot wait for its own end
+            self._thread.shutdown(wait=not itself, cancel_futures=True)
 
 
 class Pushes:
@@ -190,6 +200,10 @@ class Pushes:
 
     def __len__(self) -> int:
         return len(self._out)
+
+    def clear(self) -> None:
+        """Forget what is under way."""
+        self._out.clear()
 
     def send(self, value: Any, ticket: Any) -> None:
         """Send a value; the ticket comes back with what becomes of it."""
@@ -284,6 +298,7 @@ class Pulls(Generic[G]):
             self._happened("failed", guest, error, lost)
             raise
         if done == "restarted":
+            lost -= num_asked if guest.rereads else 0
             guest.begin()
             for _ in range(num_asked):
                 self.ask(guest)

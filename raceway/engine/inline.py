@@ -7,6 +7,7 @@ others.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -25,6 +26,8 @@ class InlineActor(CoreActor):
 
     home = Home(None)
     busy = False
+    thread = 0
+    """On which thread its call runs, while it is busy."""
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
@@ -74,14 +77,16 @@ class InlineEngine(EngineCore):
             actor = self._runnable.popleft()
             if actor.busy:
                 continue
-            actor.busy = True
+            actor.busy, actor.thread = True, threading.get_ident()
             self._running.append(actor)
             try:
                 while actor.waiting and actor.error is None:
                     self._run(actor, *actor.waiting.popleft())
             finally:
                 actor.busy = False
-                self._running.pop()
+                self._running.remove(actor)
+                if actor.waiting and actor.error is None:
+                    self._runnable.append(actor)  # sent by another thread, which saw it busy
 
     def _run(self, actor: InlineActor, id: int, message: Message) -> None:
         try:
@@ -95,6 +100,7 @@ class InlineEngine(EngineCore):
             result, failed = describe_error(error, actor.name, message.method, skip=2), True
         with self.lock:
             self.finished(actor, id, result, failed)
+            self.reactor.changed()
 
     def running(self) -> CoreActor | None:
         """Return the actor whose call is being run now, if any."""
@@ -107,10 +113,10 @@ class InlineEngine(EngineCore):
 
     def block(self, ready: Callable[[], Any], timeout: float | None, on: Future[Any] | None = None) -> None:
         """Wait for another thread's promise; a call that has not run by now waits for the one that asks."""
-        if not ready() and on is not None and isinstance(on.actor, InlineActor) and on.actor.busy:
-            raise DeadlockError(
-                f"{on.actor.name} waits for its own call {on.method!r}, which can only run after this one"
-            )
+        actor = on.actor if on is not None else None
+        is_mine = isinstance(actor, InlineActor) and actor.busy and actor.thread == threading.get_ident()
+        if is_mine and actor is not None and on is not None and not ready():
+            raise DeadlockError(f"{actor.name} waits for its own call {on.method!r}, which can only run after this one")
         until = None if timeout is None else time.monotonic() + timeout
         self.flush()
         while not ready():

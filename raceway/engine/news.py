@@ -23,7 +23,7 @@ class News(deque[Any]):
     def wake(self, _: Any = None) -> None:
         """Say that something has happened on a thread, or in an engine other than the one in which `wait` waits."""
         self.append(None)
-        self.engine.keep(self.engine.promise(), None)
+        self.engine.nudge()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for news and forget them. Return whether there were any in time."""

@@ -35,15 +35,15 @@ class Lane(Guest):
         super().__init__(plan.actor, f"{run.id}/{gather}/{index}", name, plan.failures)
         self.index, self.plan, self.gather, self.measure = index, plan, gather, run.measure
         self.sources = (Source(index, plan.actor.name, plan.actor),)
-        self.position = 0
-        self.state: Any = None
+        self.rereads = not plan.nodes[0].step.part.goes_on
+        self.marks: list[int] = []  # how far the source, and what counts, had come with the last item
+        self.state: Any = None  # what to begin from, until the first item has come
         self.reports: list[list[Figures]] = []  # counters of every life of the shard
 
     def begin(self) -> None:
-        state, self.state = detached(self.state), None
         self.reports.append([])
         steps = [node.step for node in self.plan.nodes]
-        settings = (steps, self.plan.shard, detached(self.sources[0]), self.measure, self.position, state)
+        settings = (steps, self.plan.shard, detached(self.sources[0]), self.measure, self.marks, detached(self.state))
         self.open(RunningShard, *settings, parts={str(node): node.step[2:] for node in self.plan.nodes})
 
 
@@ -77,20 +77,19 @@ class Gather(Stage):
 
     def take_in(self) -> None:
         """Look at what the shards have answered."""
-        for lane, answer, num_bytes in self.pulls.take_in():
+        for lane, answer, num_bytes in () if self.closed else self.pulls.take_in():
             if answer[-1] is not None:
                 lane.reports[-1] = answer[-1]
-            lane.ended = len(answer) == 1
+            lane.ended, lane.state = len(answer) == 1, None
             if not lane.ended:
-                value, sequence, version, begun, done, size, lane.position, lane.num_held, _ = answer
+                value, sequence, version, begun, done, size, lane.marks, lane.num_held, _ = answer
                 envelope = Envelope(lane.sources, sequence, version, begun, done, size)
                 self.ready.append((lane.index, (value, envelope)))
                 self.run.arrived(lane, self.meter, envelope, num_bytes)
 
     def asked(self, method: str) -> list[Any]:
         """Return what the shards that are there answer to a question, and None for the others."""
-        open_ = self.opened and not self.closed
-        futures = [lane.ask(method) if open_ and lane.reachable else None for lane in self.lanes]
+        futures = [lane.ask(method) if self.opened and lane.reachable else None for lane in self.lanes]
         return [future and future.result() for future in futures]
 
     @property
@@ -99,17 +98,17 @@ class Gather(Stage):
 
     def state(self) -> Any:
         return {
-            "shards": self.asked("state") if self.opened else [lane.state for lane in self.lanes],
-            "ended": [lane.ended for lane in self.lanes],
+            "shards": [found or lane.state for found, lane in zip(self.asked("state"), self.lanes, strict=True)],
+            "lanes": [(lane.ended, lane.dropped, lane.marks) for lane in self.lanes],
             "ready": self.ready if self.run.keeps_in_flight else deque(),
         }
 
     def restore(self, state: Any) -> None:
-        if len(state["ended"]) != len(self.lanes):
-            raise FlowError(f"the state is of {len(state['ended'])} shards, the flow has {len(self.lanes)}")
+        if len(state["lanes"]) != len(self.lanes):
+            raise FlowError(f"the state is of {len(state['lanes'])} shards, the flow has {len(self.lanes)}")
         self.ready = state["ready"]
-        for lane, shard, ended in zip(self.lanes, state["shards"], state["ended"], strict=True):
-            lane.state, lane.ended = shard, ended
+        for lane, shard, saved in zip(self.lanes, state["shards"], state["lanes"], strict=True):
+            lane.state, (lane.ended, lane.dropped, lane.marks) = shard, saved
 
     def close(self) -> None:
         for lane in self.lanes if self.opened and not self.closed else ():

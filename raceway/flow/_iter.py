@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -15,7 +14,7 @@ from raceway.flow._plan import Node, Source, wanted
 from raceway.flow._run import Run
 from raceway.flow._shard import Origin, once
 from raceway.flow.explain import Explained, name_of
-from raceway.limits import RateLimit
+from raceway.limits import Limits, RateLimit, Turns
 
 T_co = TypeVar("T_co", covariant=True)
 U = TypeVar("U")
@@ -205,20 +204,15 @@ class Iter(Stream[T_co]):
 
     step = __next__
 
-    def state(self, *, in_flight: str = "drain") -> dict[str, Any]:
-        """Return all that is needed to go on after what `next(flow)` gave last; see `Run.state`.
+    def restore(self, state: dict[str, Any]) -> Run[T_co]:
+        """Return an iteration that goes on from what `Run.state` returned; `next(flow)` goes on with it too.
 
-        >>> flow = Iter.from_range(5).batch(2)
-        >>> next(flow)
+        >>> run = iter(flow := Iter.from_range(5).batch(2))
+        >>> next(run)
         [0, 1]
-        >>> list(flow.restore(flow.state()))
+        >>> list(flow.restore(run.state()))
         [[2, 3], [4]]
         """
-        self._own = self._own or self.start()
-        return self._own.state(in_flight=in_flight)
-
-    def restore(self, state: dict[str, Any]) -> Run[T_co]:
-        """Return an iteration that goes on from a state. It is also what `next(flow)` goes on with."""
         self._own = self.start(state=state)
         return self._own
 
@@ -232,8 +226,8 @@ def union(
 ) -> Iter[U]:
     """Take from the branches in turn: of each as many items in a row as its weight says.
 
-    A weight of 0.5 takes one item every second time; without one it is 1. A branch that has ended leaves. Branches
-    without a name are called "0", "1" and so on. If `emit` names some, the items of the others are taken but not given.
+    A weight of 0.5 takes one item every second time; the default is 1. A branch that has ended leaves. Those without a
+    name are "0", "1" and so on. If `emit` names some, items of others are taken only, and it ends when the named have.
 
     >>> list(union(Iter.from_range(4), Iter.from_items("ab"), weights=[2, 1]))
     [0, 1, 'a', 2, 3, 'b']
@@ -267,12 +261,12 @@ def _union(kind: str, branches: Any, named: Any, weights: Any, limits: Any, emit
     for name, weight in (weights or {}).items():
         if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < float("inf"):
             raise ConfigError(f"the weight of branch {name!r} must be a number above 0, not {weight!r}")
-    exact = {name: Fraction(str((weights or {}).get(name, 1))) for name in inputs}  # 0.1 is meant to be a tenth
 
     def make(run: Any, node: Node) -> Union:
         rows = zip(inputs, node.parents, strict=True)
-        made = [Input(name, run.stage(parent), exact[name], not emit or name in emit) for name, parent in rows]
-        return Union(run, node, made, limits, in_turn=kind == "union")
+        made = [Input(name, run.stage(parent), not emit or name in emit) for name, parent in rows]
+        turns = Turns([(weights or {}).get(name, 1) for name in inputs])
+        return Union(run, node, made, turns, Limits(limits), in_turn=kind == "union")
 
     label = f"{kind}({', '.join(f'{name}: {weights.get(name, 1)}' if weights else name for name in inputs)})"
     return Iter(Node(label, make, [one._node for one in inputs.values()], inputs=list(inputs)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from raceway.engine.base import Actor
@@ -14,7 +13,7 @@ from raceway.flow._ops import Op, Stage
 from raceway.flow._plan import Item, Node, Word, detached
 from raceway.flow._shard import operator_on
 from raceway.flow.tracing import Meter
-from raceway.limits import Limits, RateLimit
+from raceway.limits import Limits, Turns
 
 if TYPE_CHECKING:
     from raceway.flow._run import Run
@@ -26,9 +25,7 @@ class Input:
 
     name: str
     stage: Stage
-    weight: Fraction
     emits: bool
-    credit: Fraction = Fraction(0)
     ended: bool = False
 
 
@@ -36,16 +33,14 @@ class Union(Stage):
     """Takes from several streams: each in its turn, as often as its weight says, or whichever is ready."""
 
     def __init__(
-        self, run: Run[Any], node: Node, inputs: Sequence[Input], limits: Sequence[RateLimit], in_turn: bool
+        self, run: Run[Any], node: Node, inputs: Sequence[Input], turns: Turns, limits: Limits, in_turn: bool
     ) -> None:
         self.meter = Meter()
-        self.run, self.node, self.inputs, self.limits = run, node, inputs, Limits(limits)
+        self.run, self.node, self.inputs, self.turns, self.limits = run, node, inputs, turns, limits
         self.next = self._next_in_turn if in_turn else self._next_ready
-        self.turn = 0
-        inputs[0].credit = inputs[0].weight
 
     def poll(self) -> Item | Word:
-        while True:
+        while not all(one.ended for one in self.inputs if one.emits):
             found = self.next()
             if isinstance(found, Word):
                 return found
@@ -54,37 +49,28 @@ class Union(Stage):
             self.limits.took(one.name, item[0])
             if one.emits:
                 return item
+        return Word.END
 
     def _next_in_turn(self) -> tuple[Input, Item] | Word:
-        num_held = 0
-        while not all(one.ended for one in self.inputs):
-            one = self.inputs[self.turn]
-            held = self.holds(one)
-            if one.ended or one.credit < 1 or held:
-                num_held += held
-                if num_held > len(self.inputs) ** 2:  # every other has had its chance
-                    return self._stuck()
-                self.turn = (self.turn + 1) % len(self.inputs)
-                after = self.inputs[self.turn]
-                after.credit += after.weight if after.credit < 1 else 0
-                continue
-            answer = one.stage.poll()
+        while free := [place for place, one in enumerate(self.inputs) if not one.ended and not self.holds(one)]:
+            place = self.turns.whose(free)
+            answer = self.inputs[place].stage.poll()
+            if not isinstance(answer, Word):
+                self.turns.took(place)
+                return self.inputs[place], answer
             if answer is Word.PENDING:
                 return answer
-            if not isinstance(answer, Word):
-                one.credit -= 1
-                return one, answer
-            one.ended = True
-        return Word.END
+            self.inputs[place].ended = True
+        return Word.END if all(one.ended for one in self.inputs) else self._stuck()
 
     def _next_ready(self) -> tuple[Input, Item] | Word:
         for step in range(len(self.inputs)):
-            place = (self.turn + step) % len(self.inputs)
+            place = (self.turns.turn + step) % len(self.inputs)
             one = self.inputs[place]
             if not one.ended and not self.holds(one):
                 answer = one.stage.poll()
                 if not isinstance(answer, Word):
-                    self.turn = (place + 1) % len(self.inputs)
+                    self.turns.turn = (place + 1) % len(self.inputs)
                     return one, answer
                 one.ended = answer is Word.END
         return Word.END if all(one.ended for one in self.inputs) else self._stuck()
@@ -98,14 +84,13 @@ class Union(Stage):
         return Word.PENDING
 
     def state(self) -> Any:
-        inputs = [(one.credit, one.ended) for one in self.inputs]
-        return {"turn": self.turn, "limits": self.limits.state(), "inputs": inputs}
+        return {"turns": self.turns.state(), "limits": self.limits.state(), "ended": [one.ended for one in self.inputs]}
 
     def restore(self, state: Any) -> None:
-        self.turn = state["turn"]
+        self.turns.restore(state["turns"])
         self.limits.restore(state["limits"])
-        for one, saved in zip(self.inputs, state["inputs"], strict=True):
-            one.credit, one.ended = saved
+        for one, ended in zip(self.inputs, state["ended"], strict=True):
+            one.ended = ended
 
     def close(self) -> None:
         for one in self.inputs:
@@ -113,7 +98,7 @@ class Union(Stage):
 
 
 class Split(Stage):
-    """Gives every item to every branch. They wait for one that is behind, and run ahead only if nothing else helps."""
+    """Gives every item to every branch. They wait for one that is behind if they can."""
 
     kept = ("queues", "left", "ended")
 
@@ -243,5 +228,6 @@ class Moved(Op):
     def close(self) -> None:
         if self.opened:
             self.guest.close()
-        self.opened, self.ended = False, True
+            self.busy.clear()
+        self.opened = False
         super().close()

@@ -32,7 +32,7 @@ class Op(Stage):
 
     kept: ClassVar[tuple[str, ...]] = ("ready", "held", "ended")
 
-    def __init__(self, parent: Any, step: Step, gifts: Gifts, measure: bool) -> None:
+    def __init__(self, parent: Stage, step: Step, gifts: Gifts, measure: bool) -> None:
         self.parent, self.step, self.gifts = parent, step, gifts
         self.meter = Meter(measure)
         self.ready: deque[Item] = deque()
@@ -91,8 +91,8 @@ class Op(Stage):
         return len(self.ready) + len(self.held)
 
     def close(self) -> None:
-        if self.parent is not None:
-            self.parent.close()
+        self.ended = True
+        self.parent.close()
 
 
 class Calling(Op):
@@ -190,17 +190,17 @@ class Shuffle(Batch):
 
 
 class Take(Op):
-    kept: ClassVar[tuple[str, ...]] = (*Op.kept, "count")
+    kept: ClassVar[tuple[str, ...]] = (*Op.kept, "position")
     count: int
 
-    def poll(self) -> Item | Word:
-        if self.count == 0 and not self.ended:
-            self.ended = True
-            self.parent.close()
-        return super().poll()
+    def begin(self) -> None:
+        self.position = 0  # how many it has given
+        self.ended = self.count == 0
 
     def feed(self, item: Item) -> Iterable[Item]:
-        self.count -= 1
+        self.position += 1
+        if self.position >= self.count:
+            self.close()
         return (item,)
 
 

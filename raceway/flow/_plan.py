@@ -15,7 +15,7 @@ import numpy as np
 from raceway.engine.base import Actor
 from raceway.given import asked_for
 
-_HERE = os.path.dirname(__file__)
+_HERE = os.path.join(os.path.dirname(__file__), "")
 
 
 class Step(NamedTuple):
@@ -131,6 +131,10 @@ def detached(value: Any, actors: Mapping[str, Actor] | None = None) -> Any:
         return value._replace(sources=detached(value.sources, actors), parts=detached(value.parts, actors))
     if type(value) is dict:
         return {key: detached(part, actors) for key, part in value.items()}
-    if type(value) in (list, tuple, deque):
+    if type(value) is deque:
+        return deque((detached(part, actors) for part in value), value.maxlen)
+    if type(value) in (list, tuple):
         return type(value)(detached(part, actors) for part in value)
+    if isinstance(value, tuple) and hasattr(value, "_make"):
+        return value._make(detached(part, actors) for part in value)
     return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import time
 import uuid
 import weakref
@@ -12,10 +13,10 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from raceway.engine.news import News
-from raceway.errors import ConfigError, FlowError, unknown
+from raceway.errors import ConfigError, FlowError, close_all, unknown
 from raceway.flow._gather import Gather
 from raceway.flow._join import Moved, Queue, Split, Union
-from raceway.flow._ops import Op
+from raceway.flow._ops import Op, Stage
 from raceway.flow._plan import Envelope, Node, Word, detached, walk
 from raceway.flow._shard import Origin, Reader
 from raceway.flow.explain import why_stuck
@@ -40,8 +41,9 @@ class Run(Observed, AbstractContextManager["Run[T_co]"], Iterator[T_co], Generic
         self.keeps_in_flight = True
         self.stages: dict[Node, Any] = {}
         self._actors = {actor.name: actor for node in self.nodes for actor in node.actors}
-        self.news = News(list(self._actors.values()))  # what has happened since the stages were last asked
-        self.newest_version = partial(newest_version, list(self._actors.values()))
+        actors = [actor for node in self.nodes for actor in node.actors]
+        self.news = News(actors)  # what has happened since the stages were last asked
+        self.newest_version = partial(newest_version, actors)
         self._waiting: list[Meter] = []  # of the stages that wait for something outside
         self._closed = False
         self._left_at = self._looked_at = time.perf_counter()
@@ -55,13 +57,15 @@ class Run(Observed, AbstractContextManager["Run[T_co]"], Iterator[T_co], Generic
             raise StopIteration
         now = time.perf_counter()
         self.outside += now - self._left_at
-        if now - self._looked_at > _LOOK_SECONDS:
-            self._looked_at = now
-            self.news.engine.glance()
         try:
+            if now - self._looked_at > _LOOK_SECONDS:
+                self._looked_at = now
+                self.news.engine.glance()
             answer = self._poll()
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            if self._closed:
+                raise StopIteration from error  # by another thread
+            self.close(error)
             raise
         if isinstance(answer, Word):
             self.close()
@@ -74,7 +78,7 @@ class Run(Observed, AbstractContextManager["Run[T_co]"], Iterator[T_co], Generic
 
     def _poll(self) -> Any:
         """Return the next item of the last stage, or END."""
-        while True:
+        while not self._closed:
             self.news.clear()
             self.blocked.clear()
             self._waiting.clear()
@@ -91,6 +95,7 @@ class Run(Observed, AbstractContextManager["Run[T_co]"], Iterator[T_co], Generic
             if not self._waiting:
                 raise FlowError(why_stuck(self.nodes, self.blocked))
             self.block()
+        return Word.END
 
     # For the stages.
 
@@ -101,7 +106,7 @@ class Run(Observed, AbstractContextManager["Run[T_co]"], Iterator[T_co], Generic
             if node.kind != "split":
                 raise ConfigError(f"{node} is read twice. Use split() to give every item to both readers.")
         elif isinstance(part, Origin):
-            self.stages[node] = Reader(None, node.step, {}, self.measure)
+            self.stages[node] = Reader(Stage(), node.step, {}, self.measure)
         elif isinstance(part, type) and issubclass(part, Op):
             gifts = {"run": self._me, "number": self.numbers[node]}
             self.stages[node] = part(self.stage(node.parents[0]), node.step, gifts, self.measure)
@@ -132,6 +137,8 @@ class Run(Observed, AbstractContextManager["Run[T_co]"], Iterator[T_co], Generic
         """
         if in_flight not in ("drain", "drop"):
             raise unknown("policy for items in flight", in_flight, ("drain", "drop"))
+        if self._closed:
+            raise FlowError("the run is over: there is no state to go on from")
         self.keeps_in_flight = in_flight == "drain"
         for stage in (stage for stage in self.stages.values() if isinstance(stage, (Gather, Moved))):
             stage.take_in()
@@ -145,17 +152,18 @@ class Run(Observed, AbstractContextManager["Run[T_co]"], Iterator[T_co], Generic
         plan = [node.label for node in self.nodes]
         if state["plan"] != plan:
             raise ConfigError(f"the state is of another flow: {state['plan']}, and this one is {plan}")
+        if len(self._actors) < len({actor for node in self.nodes for actor in node.actors}):
+            raise ConfigError("two actors of the flow have one name, so what came from which cannot be told")
         stages = detached(copy.deepcopy(state["stages"]), self._actors)
         for node, stage in self.stages.items():
             stage.restore(stages[self.numbers[node]])
 
-    def close(self) -> None:
+    def close(self, error: BaseException | None = None) -> None:
         """End the iteration: its shards, threads and queues. The actors stay."""
         if not self._closed:
             self._closed = True
-            for stage in self.stages.values():
-                stage.close()
-            self.news.close()
+            self.news.wake()
+            close_all([*self.stages.values(), self.news], error)
             self.tick(now=True)
             self.tell("stop", **self.counts)
 
@@ -164,5 +172,5 @@ class Run(Observed, AbstractContextManager["Run[T_co]"], Iterator[T_co], Generic
 
     def __del__(self) -> None:
         # Not if the garbage collector came by in the middle of the engine's work: its messages would be mixed up.
-        if not getattr(self, "_closed", True) and not self.news.engine.lock._is_owned():
+        if not (getattr(self, "_closed", True) or sys.is_finalizing() or self.news.engine.lock._is_owned()):
             self.close()

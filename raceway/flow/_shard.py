@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from raceway import state as states
 from raceway.engine.base import Home
 from raceway.errors import FlowError
-from raceway.flow._ops import ForEach, Op
+from raceway.flow._ops import ForEach, Op, Stage, Take
 from raceway.flow._plan import Envelope, Gifts, Item, Shard, Source, Step, StreamEnd, Word, wanted
 from raceway.given import given
 
@@ -31,7 +31,10 @@ class Origin:
 
     def opened(self, gifts: Gifts, position: int) -> Iterator[Any]:
         """Begin, after so many items that were given before."""
-        items = iter(self.function(**{name: gifts[name] for name in self.asked}))
+        try:
+            items = iter(self.function(**{name: gifts[name] for name in self.asked}))
+        except StopIteration as error:
+            raise RuntimeError("the source raised StopIteration before it began") from error
         if not self.goes_on:
             next(islice(items, position, position), None)
         return items
@@ -99,7 +102,7 @@ class Reader(Op):
 
     def close(self) -> None:
         self.ended = True
-        if isinstance(self._items, GeneratorType):
+        if isinstance(self._items, GeneratorType) and not self._items.gi_running:
             self._items.close()
         self._items = None
 
@@ -108,25 +111,35 @@ class RunningShard:
     """A shard in its actor."""
 
     def __init__(
-        self, home: Home, steps: Sequence[Step], shard: Shard, source: Source, measure: bool, position: int, state: Any
+        self,
+        home: Home,
+        steps: Sequence[Step],
+        shard: Shard,
+        source: Source,
+        measure: bool,
+        marks: Sequence[int],
+        state: Any,
     ) -> None:
-        self._object = home.object
-        reader = Reader(None, steps[0], {"actor": home.object, "shard": shard}, measure)
-        reader.home, reader.sources, reader.position = home, (source,), position
+        self._home = home
+        reader = Reader(Stage(), steps[0], {"actor": home.object, "shard": shard}, measure)
+        reader.home, reader.sources = home, (source,)
         self._row: list[Op] = [reader]
         for step in steps[1:]:
             self._row.append(step.part(self._row[-1], step, reader.gifts, measure))
+        self._marked: list[Any] = [op for op in self._row if isinstance(op, (Reader, Take))]
+        for op, position in zip(self._marked, marks, strict=False):
+            op.position, op.ended = position, isinstance(op, Take) and position >= op.count
         self._idle_since = self._report_at = time.perf_counter()
         if state is not None:
             for op, saved in zip(self._row, state["operators"], strict=True):
                 op.restore(saved)
+            home.guests["version"] = state["version"]
             if state["actor"] is not None:
                 states.restore(home.object, state["actor"])
 
     def pull(self) -> tuple[Any, ...]:
         """Return an item, its envelope, the source's position, what is held, and counters; at the end just these."""
-        reader: Any = self._row[0]
-        reader.meter.waiting += time.perf_counter() - self._idle_since
+        self._row[0].meter.waiting += time.perf_counter() - self._idle_since
         answer = self._row[-1].poll()
         self._idle_since = now = time.perf_counter()
         if isinstance(answer, Word):
@@ -136,15 +149,17 @@ class RunningShard:
             self._report_at, report = now + _REPORT_SECONDS, self.report()
         value, (_, sequence, version, begun, done, size, _) = answer
         held = sum([op.num_held for op in self._row])
-        return value, sequence, version, begun, done, size, reader.position, held, report
+        marks = [op.position for op in self._marked]
+        return value, sequence, version, begun, done, size, marks, held, report
 
     def report(self) -> list[tuple[Any, ...]]:
         """Return the counters of the source and of every operator."""
         return [op.meter.figures() for op in self._row]
 
     def state(self) -> Any:
-        actor = self._object.state() if states.decides(self._object) else None
-        return {"operators": [op.state() for op in self._row], "actor": actor}
+        actor = self._home.object.state() if states.decides(self._home.object) else None
+        version = self._home.guests.get("version")
+        return {"operators": [op.state() for op in self._row], "actor": actor, "version": version}
 
     def close(self) -> None:
         self._row[0].close()
@@ -152,7 +167,7 @@ class RunningShard:
 
 def operator_on(home: Home, step: Step, measure: bool, state: Any) -> Op:
     """Make an operator that items are sent to."""
-    op = ForEach(None, step, {"actor": home.object, "shard": None}, measure)
+    op = ForEach(Stage(), step, {"actor": home.object, "shard": None}, measure)
     if state is not None:
         op.restore(state)
     return op

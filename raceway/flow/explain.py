@@ -245,7 +245,7 @@ def _parts(value: Any) -> Iterable[Any]:
     return parts
 
 
-class _TimeUp(Exception):  # it is no error
+class _TimeUp(BaseException):
     """Ends a run that waits for its next item."""
 
 

@@ -140,7 +140,8 @@ class Observed:
         subscriber(Event("start", time.time(), {"nodes": nodes}))
 
         def leave() -> None:
-            self._subscribers.remove(subscriber)
+            if subscriber in self._subscribers:
+                self._subscribers.remove(subscriber)
             self.observed = bool(self._subscribers)
 
         return leave
@@ -149,7 +150,12 @@ class Observed:
         """Tell everybody at once."""
         event = Event(kind, time.time(), data)
         for subscriber in list(self._subscribers):
-            subscriber(event)
+            try:
+                subscriber(event)
+            except Exception:  # it is not the flow's fault, and must not become its trouble
+                _log.exception("a subscriber failed, and is told nothing more")
+                self._subscribers.remove(subscriber)
+                self.observed = bool(self._subscribers)
 
     def happened(self, kind: str, lane: Any, error: BaseException, lost: int) -> None:
         """Count, log and tell what was done about a shard that failed."""

@@ -210,12 +210,11 @@ def test_random_plans_stopped_in_the_middle(engine: EngineCore, actors: list[Act
         before = []
         flow = case.plan(actors)
         with flow.start() as first:
-            for item in first:
-                before.append(item)
-                if len(before) == num_before:
-                    break
-            if len(before) < num_before:
-                return
+            while len(before) < num_before:
+                try:
+                    before.append(next(first))
+                except StopIteration:
+                    return
             state = first.state()
         after = list(case.plan(actors).restore(state))
         assert Tally(before + after) == Tally(case.expected)

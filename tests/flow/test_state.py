@@ -160,8 +160,9 @@ def test_sources_are_known_again_after_a_restore(actors: list[Actor]) -> None:
 
 def test_restore_is_what_the_next_iteration_goes_on_from(actors: list[Actor]) -> None:
     flow = ParIter.from_range(12, actors).gather_sync()
-    assert [next(flow), next(flow)] == [[0, 1], [2, 3]]
-    state = flow.state()
+    run = iter(flow)
+    assert [next(run), next(run)] == [[0, 1], [2, 3]]
+    state = run.state()
     flow.restore(state)
     assert next(flow) == [4, 5]
     assert next(iter(flow.restore(state))) == [4, 5]
@@ -170,11 +171,12 @@ def test_restore_is_what_the_next_iteration_goes_on_from(actors: list[Actor]) ->
 
 def test_a_state_of_another_flow_is_refused(actors: list[Actor]) -> None:
     flow = ParIter.from_range(12, actors).gather_sync()
-    next(flow)
+    run = iter(flow)
+    next(run)
     with pytest.raises(ConfigError, match=r"of another flow: .*and this one is .*batch\(2\)"):
-        flow.batch(2).restore(flow.state())
+        flow.batch(2).restore(run.state())
     other = ParIter.from_range(12, actors, num_shards=3).select_shards(0).gather_sync()
-    state = flow.state()
+    state = run.state()
     state["plan"] = ["from_range(12, shards=3)", "select_shards(0)", "gather_sync"]
     state["stages"] = {2: state["stages"][1]}
     with pytest.raises(FlowError, match="state is of 2 shards, the flow has 1"):
