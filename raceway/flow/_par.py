@@ -19,10 +19,7 @@ Shards = list[ShardPlan]
 
 
 class ParIter(Stream[T_co]):
-    """A stream in shards, each of which runs on an actor, no matter which. Read it through one of the gathers.
-
-    In the examples `actors` are two actors of an inline engine.
-    """
+    """A stream in shards, each of which runs on an actor. Gather it to read it. (`actors` in the examples: two, inline.)"""
 
     if TYPE_CHECKING:
 
@@ -146,8 +143,8 @@ def create(
 ) -> ParIter[Any]:
     """Make a stream of what actors produce: a method is called for every item, or the actor's own object iterated.
 
-    The method may declare `shard=given`, and ends its stream by raising `StreamEnd`. If there are more shards than
-    actors they are dealt out in turn. `seed` is what `shard.generator()` is made of, together with the shard's number.
+    The method may declare `shard=given`, and ends its stream by raising `StreamEnd`. Shards are dealt out to the actors
+    in turn. `shard.generator()` is made of the seed and the shard's number.
 
     >>> list(create(actors, "sample").take(2).gather_sync())
     [[0, 0], [1, 1]]

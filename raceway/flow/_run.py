@@ -97,8 +97,6 @@ class Run(Observed, AbstractContextManager["Run[T_co]"], Iterator[T_co], Generic
             self.block()
         return Word.END
 
-    # For the stages.
-
     def stage(self, node: Node) -> Any:
         """Return the stage that runs a node."""
         part = node.step.part
@@ -127,8 +125,6 @@ class Run(Observed, AbstractContextManager["Run[T_co]"], Iterator[T_co], Generic
             self.tick()
         for meter in self._waiting:
             meter.waiting += time.perf_counter() - begin
-
-    # The middle and the end.
 
     def state(self, *, in_flight: str = "drain") -> dict[str, Any]:
         """Return everything needed to go on from here, for `Iter.restore`.
