@@ -12,8 +12,10 @@ import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +26,10 @@ from _harness import Report
 from raceway.engine import make_engine
 from raceway.engine._core import EngineCore
 from raceway.engine.base import Actor
-from raceway.flow import Event, Iter, ParIter, create, union_async
+from raceway.flow import Iter, ParIter, create, union_async
 from raceway.flow.trace import TraceWriter
 
-Program = Callable[[list[Actor], int], None]
+Program = Callable[[list[Actor]], Iterator[Any]]
 
 
 def busy(seconds: float) -> int:
@@ -64,64 +66,62 @@ class Worker:
         pass
 
 
-# The same three programs, by hand and as flows.
+# The same three programs, by hand and as flows: each an iterator that gives items for ever.
 
 
-def sync_by_hand(actors: list[Actor], num_items: int) -> None:
-    for _ in range(num_items // len(actors)):
-        for future in [actor.call("work") for actor in actors]:
-            future.result()
+def sync_by_hand(actors: list[Actor]) -> Iterator[Any]:
+    while True:
+        futures = [actor.call("work") for actor in actors]
+        yield [future.result() for future in futures]
 
 
-def sync_flow(actors: list[Actor], num_items: int) -> None:
-    for _ in create(actors, "work").gather_sync().take(num_items // len(actors)):
-        pass
+def sync_flow(actors: list[Actor]) -> Iterator[Any]:
+    return iter(create(actors, "work").gather_sync())
 
 
-def async_by_hand(actors: list[Actor], num_items: int) -> None:
+def async_by_hand(actors: list[Actor]) -> Iterator[Any]:
     engine = actors[0].engine
     futures = [actor.call("work") for _ in range(2) for actor in actors]
-    num_done = 0
-    while num_done < num_items:
+    while True:
         done, futures = engine.wait(futures, count=1)
         for future in done:
-            future.result()
+            yield future.result()
             futures.append(future.actor.call("work"))
-        num_done += len(done)
-    engine.wait(futures)
 
 
-def async_flow(actors: list[Actor], num_items: int) -> None:
-    for _ in create(actors, "work").gather_async(num_async=2).take(num_items):
-        pass
+def async_flow(actors: list[Actor]) -> Iterator[Any]:
+    return iter(create(actors, "work").gather_async(num_async=2))
 
 
-def union_by_hand(actors: list[Actor], num_items: int) -> None:
-    engine = actors[0].engine
-    half = len(actors) // 2
+def union_by_hand(actors: list[Actor]) -> Iterator[Any]:
+    engine, half = actors[0].engine, len(actors) // 2
+    branch = dict.fromkeys(actors[:half], "left") | dict.fromkeys(actors[half:], "right")
     futures = [actor.call("work") for actor in actors]
-    of = dict.fromkeys(actors[:half], "left") | dict.fromkeys(actors[half:], "right")
-    counts = {"left": 0, "right": 0}
-    while sum(counts.values()) < num_items:
+    while True:
         done, futures = engine.wait(futures, count=1)
         for future in done:
-            future.result()
-            counts[of[future.actor]] += 1
+            yield branch[future.actor], future.result()
             futures.append(future.actor.call("work"))
-    engine.wait(futures)
 
 
-def union_flow(actors: list[Actor], num_items: int) -> None:
+def union_flow(actors: list[Actor]) -> Iterator[Any]:
     half = len(actors) // 2
     left, right = create(actors[:half], "work").gather_async(), create(actors[half:], "work").gather_async()
-    for _ in union_async(left=left, right=right).take(num_items):
-        pass
+    return iter(union_async(left=left.for_each(mark_left), right=right.for_each(mark_right)))
 
 
-PROGRAMS: dict[str, tuple[Program, Program]] = {
-    "synchronous": (sync_by_hand, sync_flow),
-    "asynchronous, two outstanding": (async_by_hand, async_flow),
-    "union of two": (union_by_hand, union_flow),
+def mark_left(item: Any) -> Any:
+    return "left", item
+
+
+def mark_right(item: Any) -> Any:
+    return "right", item
+
+
+PROGRAMS: dict[str, tuple[Program, Program, bool]] = {
+    "synchronous": (sync_by_hand, sync_flow, True),
+    "asynchronous, two outstanding": (async_by_hand, async_flow, False),
+    "union of two": (union_by_hand, union_flow, False),
 }
 
 
@@ -132,32 +132,33 @@ def started(engine: EngineCore, count: int, *args: Any) -> list[Actor]:
     return actors
 
 
-def settled(program: Program, actors: list[Actor], num_items: int) -> Callable[[], None]:
-    """Return a run of a program that ends when its actors have done all that was asked of them."""
+def reading(program: Iterator[Any], num_items: int, idle: Callable[[], Any]) -> Callable[[], float]:
+    """Return a function that times so many items of a program, and then waits until its actors are idle."""
 
-    def run() -> None:
-        program(actors, num_items)
-        for future in [actor.call("nothing") for actor in actors]:
-            future.result()
+    def run() -> float:
+        begin = time.perf_counter()
+        for _ in range(num_items):
+            next(program)
+        taken = time.perf_counter() - begin
+        idle()
+        return taken
 
     return run
 
 
-def ratios(reference: Callable[[], None], other: Callable[[], None], runs: int, slices: int = 6) -> tuple[float, float]:
-    """Return the median over the runs of reference / other, and the median seconds of the other for one slice.
+def ratios(reference: Callable[[], float], other: Callable[[], float], runs: int, slices: int) -> tuple[float, float]:
+    """Return the median over the runs of reference / other, and the median seconds of a slice of the other.
 
-    A run is several slices of both in turn: the machine's mood changes within a second, and both must see it.
+    A run is many slices of both in turn: the machine's mood changes within a second, and both must see it.
     """
     reference(), other()
     found, seconds = [], []
     for _ in range(runs):
         taken = {reference: 0.0, other: 0.0}
+        gc.collect()
         for place in range(slices):
             for side in (reference, other) if place % 2 == 0 else (other, reference):
-                gc.collect()
-                begin = time.perf_counter()
-                side()
-                taken[side] += time.perf_counter() - begin
+                taken[side] += side()
         found.append(taken[reference] / taken[other])
         seconds.append(taken[other] / slices)
     return statistics.median(found), statistics.median(seconds)
@@ -165,20 +166,28 @@ def ratios(reference: Callable[[], None], other: Callable[[], None], runs: int, 
 
 def rate(report: Report, runs: int) -> None:
     """Compare items a second of a flow and of the same program by hand, on the process engine."""
-    for seconds, num_items, bar in ((0.01, 64, 0.98), (0.0001, 2000, 0.9)):
+    for seconds, num_items, slices, bar in ((0.01, 160, 2, 0.98), (0.0001, 800, 12, 0.9)):
         rounds = busy(seconds)
         for num_shards in (2, 16):
-            with make_engine("process") as engine:
-                actors = started(engine, num_shards, rounds)
-                for name, (by_hand, flow) in PROGRAMS.items():
-                    ratio, taken = ratios(settled(by_hand, actors, num_items), settled(flow, actors, num_items), runs)
-                    report.row(
-                        f"{name}, {num_shards} shards, {seconds * 1000:g} ms items: flow / by hand",
-                        f"at least {bar}",
-                        ratio >= bar,
-                        ratio=ratio,
-                        flow_per_s=num_items / taken,
-                    )
+            for name, (by_hand, flow, in_rounds) in PROGRAMS.items():
+                with make_engine("process") as engine:
+                    actors = started(engine, num_shards, rounds)
+                    idle = partial(wait_for, actors)
+                    pulls = num_items // (num_shards if in_rounds else 1)
+                    sides = [reading(program(actors), pulls, idle) for program in (by_hand, flow)]
+                    ratio, taken = ratios(*sides, runs, slices)
+                report.row(
+                    f"{name}, {num_shards} shards, {seconds * 1000:g} ms items: flow / by hand",
+                    f"at least {bar}",
+                    ratio >= bar,
+                    ratio=ratio,
+                    flow_per_s=num_items / taken,
+                )
+
+
+def wait_for(actors: list[Actor]) -> None:
+    for future in [actor.call("nothing") for actor in actors]:
+        future.result()
 
 
 def on_ray(report: Report, runs: int) -> None:
@@ -187,17 +196,18 @@ def on_ray(report: Report, runs: int) -> None:
 
     with make_engine("ray") as engine:
         bare_class = ray.remote(num_cpus=0)(Worker)
-        for seconds, num_items in ((0.0001, 400), (0.01, 80)):
+        for seconds, num_items in ((0.0001, 200), (0.01, 60)):
             rounds = busy(seconds)
-            actors = started(engine, 2, rounds)
-            bare = [bare_class.remote(rounds) for _ in range(2)]
-            ray.get([one.work.remote() for one in bare])
-            programs = {
-                "synchronous": (bare_sync, sync_flow),
-                "asynchronous, two outstanding": (bare_async, async_flow),
-            }
-            for name, (theirs, ours) in programs.items():
-                ratio, taken = ratios(partial(theirs, bare, num_items), settled(ours, actors, num_items), runs)
+            for name, theirs, ours, in_rounds in (
+                ("synchronous", bare_sync, sync_flow, True),
+                ("asynchronous, two outstanding", bare_async, async_flow, False),
+            ):
+                actors = started(engine, 2, rounds)
+                bare = [bare_class.remote(rounds) for _ in range(2)]
+                ray.get([one.nothing.remote() for one in bare])
+                pulls = num_items // (2 if in_rounds else 1)
+                reference = reading(theirs(bare), pulls, lambda b=bare: ray.get([one.nothing.remote() for one in b]))
+                ratio, taken = ratios(reference, reading(ours(actors), pulls, partial(wait_for, actors)), runs, 6)
                 report.row(
                     f"{name}, 2 shards, {seconds * 1000:g} ms items: flow on the ray engine / bare Ray",
                     "at least 1",
@@ -205,25 +215,27 @@ def on_ray(report: Report, runs: int) -> None:
                     ratio=ratio,
                     flow_per_s=num_items / taken,
                 )
+                for actor, one in zip(actors, bare, strict=True):
+                    engine.kill(actor)
+                    ray.kill(one)
 
 
-def bare_sync(actors: list[Any], num_items: int) -> None:
+def bare_sync(actors: list[Any]) -> Iterator[Any]:
     import ray
 
-    for _ in range(num_items // len(actors)):
-        ray.get([actor.work.remote() for actor in actors])
+    while True:
+        yield ray.get([actor.work.remote() for actor in actors])
 
 
-def bare_async(actors: list[Any], num_items: int) -> None:
+def bare_async(actors: list[Any]) -> Iterator[Any]:
     import ray
 
     out = {actor.work.remote(): actor for _ in range(2) for actor in actors}
-    for _ in range(num_items):
+    while True:
         (done,), _ = ray.wait(list(out), num_returns=1)
         actor = out.pop(done)
-        ray.get(done)
+        yield ray.get(done)
         out[actor.work.remote()] = actor
-    ray.get(list(out))
 
 
 def driver(report: Report, runs: int) -> None:
@@ -232,11 +244,12 @@ def driver(report: Report, runs: int) -> None:
     for num_shards in (2, 64):
         with make_engine("process") as engine:
             actors = started(engine, num_shards)
-            async_flow(actors, 2000)
+            run = async_flow(actors)
+            deque(islice(run, 2000), 0)
             found = []
             for _ in range(runs):
                 before = time.process_time()
-                async_flow(actors, 20_000)
+                deque(islice(run, 20_000), 0)
                 found.append((time.process_time() - before) / 20_000 * 1e6)
             costs[num_shards] = statistics.median(found)
     report.row("driver's CPU an item, 2 shards", "under 80 µs", costs[2] < 80, us=costs[2])
@@ -264,32 +277,19 @@ def events(report: Report, runs: int) -> None:
     """Measure what a subscriber costs that writes every event to disk."""
     with make_engine("process") as engine, tempfile.TemporaryDirectory() as folder:
         actors = started(engine, 2, busy(0.001))
-        plan = create(actors, "work").for_each(lambda item: item).gather_async(num_async=2).for_each(len).take(400)
+        plan = create(actors, "work").for_each(lambda item: item).gather_async(num_async=2).for_each(len)
 
-        def plain() -> None:
-            for _ in plan:
-                pass
-
-        def watched() -> None:
-            with TraceWriter(Path(folder) / "trace.json") as writer, plan.start() as run:
-                run.subscribe(writer)
-                for _ in run:
-                    pass
-
-        def as_lines() -> None:
-            with (Path(folder) / "events.jsonl").open("w") as file, plan.start() as run:
-
-                def write(event: Event) -> None:
-                    file.write(json.dumps(event) + "\n")
-
-                run.subscribe(write)
-                for _ in run:
-                    pass
-
-        for name, side in (("JSON lines", as_lines), ("a Perfetto trace", watched)):
-            ratio, _ = ratios(plain, side, runs)
-            cost = 1 / ratio - 1
-            report.row(f"events written as {name}, 1 ms items", "under 2 %", cost < 0.02, percent=100 * cost)
+        plain, lines, traced = plan.start(), plan.start(), plan.start()
+        with (Path(folder) / "events.jsonl").open("w") as file, TraceWriter(Path(folder) / "trace.json") as writer:
+            lines.subscribe(lambda event: file.write(json.dumps(event) + "\n"))
+            traced.subscribe(writer)
+            idle = partial(wait_for, actors)
+            for name, run in (("JSON lines", lines), ("a Perfetto trace", traced)):
+                ratio, _ = ratios(reading(plain, 400, idle), reading(run, 400, idle), runs, 12)
+                cost = 1 / ratio - 1
+                report.row(f"events written as {name}, 1 ms items", "under 2 %", cost < 0.02, percent=100 * cost)
+            for run in (plain, lines, traced):
+                run.close()
 
 
 def memory(report: Report, runs: int) -> None:

@@ -33,13 +33,13 @@ class Limits(Stateful):
     kept: ClassVar[tuple[str, ...]] = ("taken",)
 
     def __init__(self, limits: Sequence[RateLimit]) -> None:
-        self._limits = limits
+        self.limits = limits
         self.taken: dict[tuple[int, str], float] = {}
         """How much was taken, by limit and stream."""
 
     def took(self, name: str, item: Any) -> None:
         """Count an item of a stream."""
-        for place, limit in enumerate(self._limits):
+        for place, limit in enumerate(self.limits):
             if name in (limit.branch, limit.per):
                 try:
                     size = 1 if limit.size is None else limit.size(item)
@@ -57,7 +57,7 @@ class Limits(Stateful):
         >>> limits.hold("sample", [])
         False
         """
-        for place, limit in enumerate(self._limits):
+        for place, limit in enumerate(self.limits):
             if limit.branch == name and limit.per not in ended:
                 most = limit.ratio * self.taken.get((place, limit.per), 0) + limit.slack
                 taken = self.taken.get((place, name), 0)

@@ -109,6 +109,10 @@ class Guest:
     def answer(self, future: Future[Any]) -> Any:
         """Return an answer that has come, or what is wrong with it: it failed, or what was to run before it did."""
         error = future.exception()
+        if error is None and self._hook is None:
+            found = future.result()
+            if found is not None:
+                return found
         if error is None and self._hook is not None:
             hooks, self._hook = self._hook, None
             for hook in hooks if isinstance(hooks, (list, tuple)) else [hooks]:
@@ -231,7 +235,6 @@ class Pulls(Generic[G]):
         guests: all that may be asked.
         news: gets an entry when there is something to take in.
         happened: told what was done about a guest (`restarted`, `dropped`, `failed`), the error, and how much is lost.
-        in_step: say so only when everything that was asked has come, or something has failed.
     """
 
     def __init__(
@@ -239,14 +242,13 @@ class Pulls(Generic[G]):
         guests: Sequence[G],
         news: News,
         happened: Callable[[str, G, BaseException, int], None],
-        in_step: bool,
     ) -> None:
         self.num_out = 0
         """Requests whose answers have not been taken in."""
         self._guests = guests
         self._happened = happened
-        self._in_step = in_step
-        self._arrivals: deque[tuple[G, Future[Any], int]] = deque()
+        self.arrivals: deque[tuple[G, Future[Any], int]] = deque()
+        """What has come and was not taken in, with its size in bytes."""
         self._callbacks = {guest: self._callback(guest, news) for guest in guests}
 
     def ask(self, guest: G) -> None:
@@ -257,14 +259,11 @@ class Pulls(Generic[G]):
         future.add_done_callback(self._callbacks[guest])
 
     def _callback(self, guest: G, news: News) -> Callable[[Future[Any]], None]:
-        arrivals, noticed = self._arrivals, guest.engine is news.engine
+        arrivals, noticed = self.arrivals, guest.engine is news.engine
 
         def arrived(future: Future[Any]) -> None:
             payload = future.payload()
             arrivals.append((guest, future, payload.size if payload is not None else 0))
-            if self._in_step and payload is not None and len(arrivals) < self.num_out:
-                future.decode()  # while the others are under way
-                return
             if noticed:
                 news.append(guest)
             else:
@@ -274,8 +273,8 @@ class Pulls(Generic[G]):
 
     def take_in(self) -> Iterator[tuple[G, Any, int]]:
         """Yield what has come, each with the guest it came from and its size in bytes."""
-        while self._arrivals:
-            guest, future, num_bytes = self._arrivals.popleft()
+        while self.arrivals:
+            guest, future, num_bytes = self.arrivals.popleft()
             if not guest.out or guest.out[0] is not future:
                 continue  # of a life that was given up
             answer = guest.answer(future)

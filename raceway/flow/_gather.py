@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raceway.engine.base import Actor
@@ -31,8 +32,7 @@ class Lane(Guest):
     """The driver's end of one running shard."""
 
     def __init__(self, index: int, plan: ShardPlan, run: Run[Any], gather: int) -> None:
-        name = f"shard {index} of {plan.nodes[0]}"
-        super().__init__(plan.actor, f"{run.id}/{gather}/{index}", name, plan.failures)
+        super().__init__(plan.actor, f"{run.id}/{gather}/{index}", f"shard {index} of {plan.nodes[0]}", plan.failures)
         self.index, self.plan, self.gather, self.measure = index, plan, gather, run.measure
         self.sources = (Source(index, plan.actor.name, plan.actor),)
         self.rereads = not plan.nodes[0].step.part.goes_on
@@ -50,15 +50,13 @@ class Lane(Guest):
 class Gather(Stage):
     """What both gathers share: lanes, and what comes from them."""
 
-    in_step = False
     next: Callable[[], Item | Word]
 
     def __init__(self, run: Run[Any], node: Node, plans: list[ShardPlan], num_async: int = 1) -> None:
         self.meter = Meter(newest=run.newest_version)
-        self.run = run
-        self.num_async = num_async
+        self.run, self.num_async = run, num_async
         self.lanes = [Lane(index, plan, run, run.numbers[node]) for index, plan in enumerate(plans)]
-        self.pulls = Pulls(self.lanes, run.news, lambda *told: run.happened(*told), self.in_step)
+        self.pulls = Pulls(self.lanes, run.news, lambda *told: run.happened(*told))
         self.ready: deque[tuple[int, Item]] = deque()  # what has come, with the number of its lane
         self.opened = self.closed = False
 
@@ -71,21 +69,25 @@ class Gather(Stage):
                 if not lane.ended:
                     lane.begin()
         answer = self.next()
-        if not isinstance(answer, Word) and answer[1].version is not None:
+        if type(answer) is tuple and answer[1].version is not None:
             self.meter.saw(answer[1])
         return answer
 
     def take_in(self) -> None:
         """Look at what the shards have answered."""
-        for lane, answer, num_bytes in () if self.closed else self.pulls.take_in():
-            if answer[-1] is not None:
-                lane.reports[-1] = answer[-1]
-            lane.ended, lane.state = len(answer) == 1, None
-            if not lane.ended:
-                value, sequence, version, begun, done, size, lane.marks, lane.num_held, _ = answer
-                envelope = Envelope(lane.sources, sequence, version, begun, done, size)
-                self.ready.append((lane.index, (value, envelope)))
-                self.run.arrived(lane, self.meter, envelope, num_bytes)
+        for lane, answer, num_bytes in self.pulls.take_in() if self.pulls.arrivals and not self.closed else ():
+            lane.state = None
+            if len(answer) == 1:
+                lane.ended, lane.reports[-1] = True, answer[0]
+                continue
+            value, sequence, version, begun, done, size, lane.marks, lane.num_held, report = answer
+            envelope = Envelope(lane.sources, sequence, version, begun, done, size)
+            self.ready.append((lane.index, (value, envelope)))
+            self.meter.items += 1
+            self.meter.bytes += num_bytes
+            lane.reports[-1] = lane.reports[-1] if report is None else report
+            if self.run.observed:
+                self.run.arrived(lane, envelope)
 
     def asked(self, method: str) -> list[Any]:
         """Return what the shards that are there answer to a question, and None for the others."""
@@ -119,23 +121,23 @@ class Gather(Stage):
 class GatherSync(Gather):
     """Rounds of one item of every shard, in shard order. A round begins when it is asked for: that is the barrier."""
 
-    in_step = True
     begun = False  # whether the round has
 
     def next(self) -> Item | Word:
         if not self.begun:
             self.begun = True
-            there = {index for index, _ in self.ready}
-            for lane in self.lanes:
-                if not lane.ended and lane.index not in there:
-                    self.pulls.ask(lane)
+            there = [index for index, _ in self.ready]
+            for lane in [lane for lane in self.lanes if not lane.ended and lane.index not in there]:
+                self.pulls.ask(lane)
         self.take_in()
         if self.pulls.num_out:
             return self.run.waiting(self.meter)
         self.begun = False
-        items = [item for _, item in sorted(self.ready, key=lambda entry: entry[0])]
+        if not self.ready:
+            return Word.END
+        values, envelopes = zip(*[item for _, item in sorted(self.ready, key=itemgetter(0))], strict=True)
         self.ready.clear()
-        return ([value for value, _ in items], merge(envelope for _, envelope in items)) if items else Word.END
+        return list(values), merge(envelopes)
 
 
 class GatherAsync(Gather):
@@ -147,10 +149,10 @@ class GatherAsync(Gather):
         if self.given is None:
             there = [index for index, _ in self.ready]
             self.given = [lane for lane in self.lanes for _ in range(self.num_async - there.count(lane.index))]
-        for lane in self.given:
+        while self.given:
+            lane = self.given.pop(0)
             if not lane.ended:
                 self.pulls.ask(lane)
-        self.given = []
         self.take_in()
         if self.ready:
             index, item = self.ready.popleft()

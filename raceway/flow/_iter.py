@@ -195,8 +195,7 @@ class Iter(Stream[T_co]):
         """
         return Run(self._node, measure=measure, state=state)
 
-    def __iter__(self) -> Run[T_co]:
-        return self.start()
+    __iter__ = start
 
     def __next__(self) -> T_co:
         self._own = self._own or self.start()

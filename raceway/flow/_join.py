@@ -67,7 +67,7 @@ class Union(Stage):
         for step in range(len(self.inputs)):
             place = (self.turns.turn + step) % len(self.inputs)
             one = self.inputs[place]
-            if not one.ended and not self.holds(one):
+            if not (one.ended or (self.limits.limits and self.holds(one))):
                 answer = one.stage.poll()
                 if not isinstance(answer, Word):
                     self.turns.turn = (place + 1) % len(self.inputs)

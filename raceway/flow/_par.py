@@ -15,11 +15,9 @@ from raceway.flow._ops import ForEach
 from raceway.flow._plan import Node, Shard, Source
 from raceway.flow._shard import Origin, calls, dealt, deliver, itself, one_for_each
 
-Shards = list[ShardPlan]
-
 
 class ParIter(Stream[T_co]):
-    """A stream in shards, each of which runs on an actor. Gather it to read it. (`actors` in the examples: two, inline.)"""
+    """A stream in shards, each of which runs on an actor. To read it, gather it. (The examples have two `actors`.)"""
 
     if TYPE_CHECKING:
 
@@ -105,7 +103,9 @@ class ParIter(Stream[T_co]):
         failures = Failures(policy=policy, **settings)
         return self._changed(f"on_failure({policy})", lambda all: [one._replace(failures=failures) for one in all])
 
-    def _changed(self, label: str, change: Callable[[Shards], Shards], *others: ParIter[Any]) -> ParIter[Any]:
+    def _changed(
+        self, label: str, change: Callable[[list[ShardPlan]], list[ShardPlan]], *others: ParIter[Any]
+    ) -> ParIter[Any]:
         return ParIter(Node(label, change, [one._node for one in (self, *others)], parallel=True))
 
     def gather_sync(self) -> Iter[list[T_co]]:
@@ -143,7 +143,7 @@ def create(
 ) -> ParIter[Any]:
     """Make a stream of what actors produce: a method is called for every item, or the actor's own object iterated.
 
-    The method may declare `shard=given`, and ends its stream by raising `StreamEnd`. Shards are dealt out to the actors
+    The method may declare `shard=given`, and ends its stream by raising `StreamEnd`. list[ShardPlan] are dealt out to the actors
     in turn. `shard.generator()` is made of the seed and the shard's number.
 
     >>> list(create(actors, "sample").take(2).gather_sync())
@@ -163,7 +163,7 @@ def _sharded(
     return ParIter(Node(f"{label}, shards={count})", origin, (), actors=actors, **settings))
 
 
-def shards_of(node: Node) -> Shards:
+def shards_of(node: Node) -> list[ShardPlan]:
     """Return the shards that a parallel node stands for."""
     part, settings = node.step.part, node.step.settings
     if isinstance(part, Origin):

@@ -158,8 +158,8 @@ class RunningShard:
 
     def state(self) -> Any:
         actor = self._home.object.state() if states.decides(self._home.object) else None
-        operators = [op.state() for op in self._row]
-        return {"operators": operators, "actor": actor, "version": self._home.guests.get("version")}
+        version = self._home.guests.get("version")
+        return {"operators": [op.state() for op in self._row], "actor": actor, "version": version}
 
     def close(self) -> None:
         self._row[0].close()

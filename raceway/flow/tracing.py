@@ -174,12 +174,9 @@ class Observed:
                     self.tell("items", items=items)
                 self.tell("counters", nodes=self.counters())
 
-    def arrived(self, lane: Any, meter: Meter, envelope: Envelope, size: int) -> None:
-        """Count an item that came from a shard, as so many bytes."""
-        meter.items += 1
-        meter.bytes += size
-        if self.observed:
-            self._arrived.append((lane.gather, lane.index, envelope.sequence, envelope.begun, envelope.done))
+    def arrived(self, lane: Any, envelope: Envelope) -> None:
+        """Note an item that came from a shard, for the subscribers."""
+        self._arrived.append((lane.gather, lane.index, envelope.sequence, envelope.begun, envelope.done))
 
     def counters(self) -> dict[str, Counters]:
         """Return what every operator has done so far; of shards, as far as they have told."""
