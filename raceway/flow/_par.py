@@ -103,9 +103,7 @@ class ParIter(Stream[T_co]):
         failures = Failures(policy=policy, **settings)
         return self._changed(f"on_failure({policy})", lambda all: [one._replace(failures=failures) for one in all])
 
-    def _changed(
-        self, label: str, change: Callable[[list[ShardPlan]], list[ShardPlan]], *others: ParIter[Any]
-    ) -> ParIter[Any]:
+    def _changed(self, label: str, change: Callable[[list[ShardPlan]], Any], *others: ParIter[Any]) -> ParIter[Any]:
         return ParIter(Node(label, change, [one._node for one in (self, *others)], parallel=True))
 
     def gather_sync(self) -> Iter[list[T_co]]:
@@ -143,7 +141,7 @@ def create(
 ) -> ParIter[Any]:
     """Make a stream of what actors produce: a method is called for every item, or the actor's own object iterated.
 
-    The method may declare `shard=given`, and ends its stream by raising `StreamEnd`. list[ShardPlan] are dealt out to the actors
+    The method may declare `shard=given`, and ends its stream by raising `StreamEnd`. Shards are dealt out to the actors
     in turn. `shard.generator()` is made of the seed and the shard's number.
 
     >>> list(create(actors, "sample").take(2).gather_sync())
