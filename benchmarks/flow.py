@@ -149,24 +149,26 @@ def reading(program: Iterator[Any], num_items: int, idle: Callable[[], Any]) -> 
 def ratios(reference: Callable[[], float], other: Callable[[], float], runs: int, slices: int) -> tuple[float, float]:
     """Return the median over the runs of reference / other, and the median seconds of a slice of the other.
 
-    A run is many slices of both in turn: the machine's mood changes within a second, and both must see it.
+    A run is the medians of many short slices of both in turn: the machine's mood changes within a second, and both must
+    see it.
     """
     reference(), other()
     found, seconds = [], []
     for _ in range(runs):
-        taken = {reference: 0.0, other: 0.0}
+        taken: dict[Callable[[], float], list[float]] = {reference: [], other: []}
         gc.collect()
         for place in range(slices):
             for side in (reference, other) if place % 2 == 0 else (other, reference):
-                taken[side] += side()
-        found.append(taken[reference] / taken[other])
-        seconds.append(taken[other] / slices)
+                taken[side].append(side())
+        medians = {side: statistics.median(times) for side, times in taken.items()}
+        found.append(medians[reference] / medians[other])
+        seconds.append(medians[other])
     return statistics.median(found), statistics.median(seconds)
 
 
 def rate(report: Report, runs: int) -> None:
     """Compare items a second of a flow and of the same program by hand, on the process engine."""
-    for seconds, num_items, slices, bar in ((0.01, 160, 2, 0.98), (0.0001, 800, 12, 0.9)):
+    for seconds, num_items, slices, bar in ((0.01, 32, 9, 0.98), (0.0001, 400, 15, 0.9)):
         rounds = busy(seconds)
         for num_shards in (2, 16):
             for name, (by_hand, flow, in_rounds) in PROGRAMS.items():
@@ -285,7 +287,7 @@ def events(report: Report, runs: int) -> None:
             traced.subscribe(writer)
             idle = partial(wait_for, actors)
             for name, run in (("JSON lines", lines), ("a Perfetto trace", traced)):
-                ratio, _ = ratios(reading(plain, 400, idle), reading(run, 400, idle), runs, 12)
+                ratio, _ = ratios(reading(plain, 200, idle), reading(run, 200, idle), runs, 15)
                 cost = 1 / ratio - 1
                 report.row(f"events written as {name}, 1 ms items", "under 2 %", cost < 0.02, percent=100 * cost)
             for run in (plain, lines, traced):

@@ -247,6 +247,7 @@ class Pulls(Generic[G]):
         """Requests whose answers have not been taken in."""
         self._guests = guests
         self._happened = happened
+        self._news = news
         self.arrivals: deque[tuple[G, Future[Any], int]] = deque()
         """What has come and was not taken in, with its size in bytes."""
         self._callbacks = {guest: self._callback(guest, news) for guest in guests}
@@ -257,6 +258,12 @@ class Pulls(Generic[G]):
         guest.out.append(future)
         self.num_out += 1
         future.add_done_callback(self._callbacks[guest])
+
+    def ask_all(self, guests: Sequence[G]) -> None:
+        """Ask several guests once, all of which will be waited for."""
+        for guest in guests:
+            self.ask(guest)
+        self._news.expected = guests[-1].out[-1] if guests else None
 
     def _callback(self, guest: G, news: News) -> Callable[[Future[Any]], None]:
         arrivals, noticed = self.arrivals, guest.engine is news.engine

@@ -127,8 +127,7 @@ class GatherSync(Gather):
         if not self.begun:
             self.begun = True
             there = [index for index, _ in self.ready]
-            for lane in [lane for lane in self.lanes if not lane.ended and lane.index not in there]:
-                self.pulls.ask(lane)
+            self.pulls.ask_all([lane for lane in self.lanes if not lane.ended and lane.index not in there])
         self.take_in()
         if self.pulls.num_out:
             return self.run.waiting(self.meter)
