@@ -17,7 +17,7 @@ from raceway.engine._calls import ArgRef, describe_error, name_of, owned, revive
 from raceway.engine._codec import Payload
 from raceway.engine._handles import HomeTable
 from raceway.engine._reactor import Reactor
-from raceway.engine.base import Actor, Called, Future, Message, Ref, Resources, Restarts
+from raceway.engine.base import Actor, Among, Called, Future, Message, Ref, Resources, Restarts
 from raceway.errors import (
     ActorDied,
     ActorStartError,
@@ -398,7 +398,13 @@ class EngineCore:
 
     # Waiting.
 
-    def block(self, ready: Callable[[], Any], timeout: float | None, on: Future[Any] | None = None) -> None:
+    def block(
+        self,
+        ready: Callable[[], Any],
+        timeout: float | None,
+        on: Future[Any] | None = None,
+        among: Among | None = None,
+    ) -> None:
         """Return when `ready()`; raise WaitTimeout if that takes too long."""
         if not self.reactor.wait(ready, timeout):
             raise WaitTimeout(f"{on if on is not None else 'the futures'} not done after {timeout:g} s; still going on")
@@ -420,7 +426,7 @@ class EngineCore:
         for future in futures:
             future.add_done_callback(tick)
         try:
-            self.block(lambda: left <= 0, timeout)
+            self.block(lambda: left <= 0, timeout, among=lambda: ([f for f in futures if not f.done()], left))
         except WaitTimeout:
             for future in futures:
                 future.remove_done_callback(tick)

@@ -29,6 +29,8 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 Called = str | tuple[str, str] | Callable[..., Any]
+Among = Callable[[], "tuple[Sequence[Future[Any]], int] | None"]
+"""Returns futures that are not done, and how many must be before anything else can happen; or None for anything."""
 
 _PENDING, _ENCODED, _VALUE, _FAILED = range(4)
 
@@ -255,8 +257,21 @@ class Waiting(Protocol):
 
     lock: Any
 
-    def block(self, ready: Callable[[], Any], timeout: float | None, on: Future[Any] | None = None) -> None:
-        """Return when `ready()`; raise WaitTimeout if that takes too long."""
+    def block(
+        self,
+        ready: Callable[[], Any],
+        timeout: float | None,
+        on: Future[Any] | None = None,
+        among: Among | None = None,
+    ) -> None:
+        """Return when `ready()`; raise WaitTimeout if that takes too long.
+
+        Args:
+            ready: whether it is over.
+            timeout: seconds.
+            on: the one future that is waited for.
+            among: says without which futures nothing can become ready; some engines wait for these faster.
+        """
 
     def decode(self, payload: Payload) -> Any:
         """Rebuild a value."""

@@ -75,7 +75,8 @@ class Guest:
         """What the guest has taken in and not given on: lost if it dies."""
         self.rereads = False
         """Whether what was asked for and did not come will come all the same, when it is asked for anew."""
-        self._request: Message  # what `pull` sends: encoded once
+        self.request: Message
+        """A call of its method `pull`, encoded once."""
         self._opening: Future[Any]
         self._incarnation = 0  # the life of the actor in which the guest was made
         self._hook: Any = None  # what `on_restart` returned, until something has come from the guest
@@ -95,16 +96,12 @@ class Guest:
                 except SerializationError as error:
                     raise FlowError(f"{name} cannot be sent to {self.actor.name}: {error}") from error
             raise
-        self._request = self.engine.message((self.key, "pull"))
+        self.request = self.engine.message((self.key, "pull"))
         self._incarnation = self.actor.incarnation
 
     def ask(self, method: str, *args: Any) -> Future[Any]:
         """Call a method of the guest. The answer is None if it is not there."""
         return self.engine.send(self.actor, self.engine.message((self.key, method), args))
-
-    def pull(self) -> Future[Any]:
-        """Call the guest's method `pull`, with the deadline."""
-        return self.engine.send(self.actor, self._request, timeout=self.failures.deadline)
 
     def answer(self, future: Future[Any]) -> Any:
         """Return an answer that has come, or what is wrong with it: it failed, or what was to run before it did."""
@@ -200,7 +197,9 @@ class Pushes:
     def __init__(self, guest: Guest | ThreadGuest, news: News) -> None:
         self._guest = guest
         self._wake = news.wake
+        self._elsewhere = not isinstance(guest, Guest) or guest.engine is not news.engine
         self._out: deque[tuple[Any, Any]] = deque()
+        news.callers.append(self)
 
     def __len__(self) -> int:
         return len(self._out)
@@ -208,6 +207,11 @@ class Pushes:
     def clear(self) -> None:
         """Forget what is under way."""
         self._out.clear()
+
+    def awaited(self) -> tuple[list[Future[Any]], int] | None:
+        """Return the calls that are not done, one of which must be before there is anything to do."""
+        futures = [future for future, _ in self._out if not future.done()]
+        return None if futures and self._elsewhere else (futures, 1)
 
     def send(self, value: Any, ticket: Any) -> None:
         """Send a value; the ticket comes back with what becomes of it."""
@@ -235,6 +239,7 @@ class Pulls(Generic[G]):
         guests: all that may be asked.
         news: gets an entry when there is something to take in.
         happened: told what was done about a guest (`restarted`, `dropped`, `failed`), the error, and how much is lost.
+        in_step: there is nothing to do with an answer before the others have come.
     """
 
     def __init__(
@@ -242,28 +247,30 @@ class Pulls(Generic[G]):
         guests: Sequence[G],
         news: News,
         happened: Callable[[str, G, BaseException, int], None],
+        in_step: bool = False,
     ) -> None:
         self.num_out = 0
         """Requests whose answers have not been taken in."""
         self._guests = guests
         self._happened = happened
-        self._news = news
+        self._all = in_step
+        self._elsewhere = any(guest.engine is not news.engine for guest in guests)
+        news.callers.append(self)
         self.arrivals: deque[tuple[G, Future[Any], int]] = deque()
         """What has come and was not taken in, with its size in bytes."""
         self._callbacks = {guest: self._callback(guest, news) for guest in guests}
 
     def ask(self, guest: G) -> None:
         """Ask a guest once."""
-        future = guest.pull()
+        future = guest.engine.send(guest.actor, guest.request, timeout=guest.failures.deadline)
         guest.out.append(future)
         self.num_out += 1
         future.add_done_callback(self._callbacks[guest])
 
-    def ask_all(self, guests: Sequence[G]) -> None:
-        """Ask several guests once, all of which will be waited for."""
-        for guest in guests:
-            self.ask(guest)
-        self._news.expected = guests[-1].out[-1] if guests else None
+    def awaited(self) -> tuple[list[Future[Any]], int] | None:
+        """Return the requests that are not done, and how many must be before there is anything to do."""
+        futures = [future for guest in self._guests for future in guest.out if not future.done()]
+        return None if futures and self._elsewhere else (futures, len(futures) if self._all else 1)
 
     def _callback(self, guest: G, news: News) -> Callable[[Future[Any]], None]:
         arrivals, noticed = self.arrivals, guest.engine is news.engine

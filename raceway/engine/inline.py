@@ -17,7 +17,7 @@ from raceway.engine import _codec
 from raceway.engine._calls import Home, describe_error, owned, run_call
 from raceway.engine._core import CoreActor, EngineCore
 from raceway.engine._reactor import Reactor
-from raceway.engine.base import Future, Message
+from raceway.engine.base import Among, Future, Message
 from raceway.errors import ActorStartError, DeadlockError
 
 
@@ -111,7 +111,13 @@ class InlineEngine(EngineCore):
         assert isinstance(actor, InlineActor)
         return not actor.busy
 
-    def block(self, ready: Callable[[], Any], timeout: float | None, on: Future[Any] | None = None) -> None:
+    def block(
+        self,
+        ready: Callable[[], Any],
+        timeout: float | None,
+        on: Future[Any] | None = None,
+        among: Among | None = None,
+    ) -> None:
         """Wait for another thread's promise; a call that has not run by now waits for the one that asks."""
         actor = on.actor if on is not None else None
         is_mine = isinstance(actor, InlineActor) and actor.busy and actor.thread == threading.get_ident()

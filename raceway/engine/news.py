@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from raceway.engine.base import Actor, Engine, Future
 from raceway.engine.inline import InlineEngine
 from raceway.errors import WaitTimeout
+
+
+class Caller(Protocol):
+    """Whoever has calls out."""
+
+    def awaited(self) -> tuple[list[Future[Any]], int] | None:
+        """Return its calls that are not done, and how many must be before it has news; None if others bring it some."""
 
 
 class News(deque[Any]):
@@ -19,8 +26,8 @@ class News(deque[Any]):
         self._own: InlineEngine | None = None if actors else InlineEngine()
         self.engine: Engine = self._own or actors[0].engine
         """Where `wait` waits: with the actors, or if there are none by itself."""
-        self.expected: Future[Any] | None = None
-        """A future without which nothing can go on: some engines wait for one faster than for any."""
+        self.callers: list[Caller] = []
+        """Who has calls out whose results make news."""
 
     def wake(self, _: Any = None) -> None:
         """Say that something has happened on a thread, or in an engine other than the one in which `wait` waits."""
@@ -29,15 +36,21 @@ class News(deque[Any]):
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for news and forget them. Return whether there were any in time."""
-        expected, self.expected = self.expected, None
         try:
-            self.engine.block(self.__len__, timeout, expected)
+            self.engine.block(self.__len__, timeout, among=self._awaited)
         except WaitTimeout:
             return False
         self.clear()
         return True
 
+    def _awaited(self) -> tuple[list[Future[Any]], int] | None:
+        found = [caller.awaited() for caller in self.callers]
+        if len(busy := [one for one in found if one is None or one[0]]) == 1:
+            return busy[0]
+        return None if None in busy else ([future for one in busy if one for future in one[0]], 1)
+
     def close(self) -> None:
         """Give back what was opened to wait with."""
+        self.callers.clear()
         if self._own is not None:
             self._own.close()

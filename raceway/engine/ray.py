@@ -19,6 +19,7 @@ import importlib.abc
 import importlib.util
 import itertools
 import logging
+import math
 import os
 import shutil
 import signal
@@ -42,7 +43,7 @@ from raceway.engine._handles import AwayTable, Handle
 from raceway.engine._reactor import Reactor
 from raceway.engine._sources import collect_sources
 from raceway.engine._worker import thread_environment
-from raceway.engine.base import Future, Message, Ref, Resources
+from raceway.engine.base import Among, Future, Message, Ref, Resources
 from raceway.errors import (
     ActorDied,
     ActorStartError,
@@ -70,8 +71,8 @@ _RESULT, _FAILURE, _REQUEST, _PARKS, _PUT = range(5)  # kinds of wire
 
 Wire = Any
 """`bytes`, or a list of bytes and arrays, or an ObjectRef of one of these."""
-Fresh = tuple[Future[Any], Any, Callable[[Any], None]]
-"""A call that Ray has not been asked to tell of: its future and ObjectRef, and what to do with the result."""
+Call = tuple[Any, Callable[[Any], None]]
+"""A call that Ray has: its ObjectRef, and what to do with the result."""
 
 
 class RayActor(CoreActor):
@@ -139,8 +140,11 @@ class RayEngine(EngineCore):
         self._leaving: set[int] = set()  # keys of actors that were told to end and may not have yet
         self._inbox: deque[tuple[Callable[[Any], None], Any]] = deque()
         self._rung = False  # whether somebody has called since the inbox was last looked into
-        self._fresh: Fresh | None = None
+        self._calls: dict[Future[Any], Call] = {}  # those that Ray has
+        self._untold: dict[Future[Any], Call] = {}  # and of which it was not asked to tell
         self._will_listen = False
+        self._num_asking = 0  # threads that ask Ray for results
+        self._asked_at = -math.inf  # when one last did
         self._bell_out, self._bell_in = socket.socketpair()
         self._bell_out.setblocking(False)
         self.reactor.watch(self._bell_out.fileno(), self._drain)
@@ -173,42 +177,66 @@ class RayEngine(EngineCore):
 
     # News from Ray.
 
-    def block(self, ready: Callable[[], Any], timeout: float | None, on: Future[Any] | None = None) -> None:
+    def block(
+        self,
+        ready: Callable[[], Any],
+        timeout: float | None,
+        on: Future[Any] | None = None,
+        among: Among | None = None,
+    ) -> None:
         """Return when `ready()`; raise WaitTimeout if that takes too long.
 
-        Who waits for the call sent last first asks Ray itself for the result: to be told of it takes a tenth longer.
+        Who waits for calls alone asks Ray itself for their results: to be told of them costs a fifth more.
         """
-        with self.lock:
-            fresh, self._fresh = self._fresh, None
-        if fresh is not None and fresh[0] is on and (timeout is None or timeout > 10 * _ASK_SECONDS):
-            self._ask_ray(*fresh[1:])
-        elif fresh is not None:
-            self._when(*fresh[1:])
-        if not ready():
-            super().block(ready, timeout, on)
+        until = None if timeout is None else time.monotonic() + timeout
+        while not ready():
+            left = _ASK_SECONDS if until is None else min(_ASK_SECONDS, until - time.monotonic())
+            awaited = ([on], 1) if on is not None else among() if among is not None else None
+            if awaited is None or left <= 0 or not self._ask_ray(*awaited, left):
+                self._listen()
+                super().block(ready, None if until is None else max(0.0, until - time.monotonic()), on)
 
-    def _ask_ray(self, ref: Any, handle: Callable[[Any], None]) -> None:
-        result: Any = None
+    def _ask_ray(self, futures: Sequence[Future[Any]], count: int, seconds: float) -> bool:
+        """Wait for that many of the calls, and take in what has come; return whether it was possible to ask."""
+        calls = [self._calls.get(future) for future in futures]
+        if None in calls or not calls:
+            return all(future.done() for future in futures) and bool(futures)
+        replied = dict(call for call in calls if call is not None)
+        self._num_asking += 1
+        found: dict[Any, Any] = {}
         try:
-            result = ray.get(ref, timeout=_ASK_SECONDS)
-        except ray.exceptions.GetTimeoutError:
-            pass
-        except ray.exceptions.RayError as error:
-            result = error
+            found = _ready(list(replied), count, seconds)
         finally:
             with self.lock:
-                if result is None:  # late, or Ctrl-C
-                    self._when(ref, handle)
-                else:
-                    handle(result)
+                self._num_asking -= 1
+                self._asked_at = self.clock()
+                if self._untold and not self._will_listen:
+                    self._listen_later()
+                for ref, result in found.items():
+                    replied[ref](result)
+                if found:
                     self.reactor.changed()
+        return True
+
+    def _listen_later(self) -> None:
+        self._will_listen = True
+        self.reactor.at(self.clock() + _FRESH_SECONDS, self._listen_if_idle)
+
+    def _listen_if_idle(self) -> None:
+        self._will_listen = False
+        if self._num_asking:
+            return  # who asks sees to it
+        if self.clock() - self._asked_at < _FRESH_SECONDS:
+            self._listen_later()
+        else:
+            self._listen()
 
     def _listen(self) -> None:
-        """Have Ray tell when the call sent last is done, if nobody has come to wait for it."""
-        self._will_listen = False
-        fresh, self._fresh = self._fresh, None
-        if fresh is not None:
-            self._when(*fresh[1:])
+        """Have Ray tell when the calls are done that nobody has come to wait for."""
+        with self.lock:
+            untold, self._untold = self._untold, {}
+            for call in untold.values():
+                self._when(*call)
 
     def _when(self, ref: Any, handle: Callable[[Any], None]) -> None:
         """Call `handle(result)` in the reactor's loop once a task is done; if it failed that is Ray's exception."""
@@ -237,6 +265,10 @@ class RayEngine(EngineCore):
 
     def _drained(self, actor: CoreActor, id: int) -> bool:
         self._drain()
+        call = self._calls.get(actor.calls[id][0]) if id in actor.calls else None
+        if call is not None:
+            for result in _ready([call[0]], 1, 0.0).values():
+                call[1](result)
         return id not in actor.calls
 
     # Starting and ending an actor.
@@ -334,6 +366,8 @@ class RayEngine(EngineCore):
         actor.pid = actor.handle = actor.invoke = None
         actor.out.clear()
         actor.queue.clear()
+        for future, _ in actor.calls.values():
+            self._forget(future)
         if not ray.is_initialized():
             return
         ray.kill(handle)
@@ -383,16 +417,18 @@ class RayEngine(EngineCore):
     def _call_ray(self, actor: RayActor, id: int, method: Any, handles: Sequence[Handle] | None, *wires: Wire) -> None:
         self._count(actor, handles)
         actor.out[id] = None
-        ref, handle = method.remote(*wires), partial(self._replied, actor, actor.key, id)
+        ref, replied = method.remote(*wires), partial(self._replied, actor, actor.key, id)
         if id == 0:
-            self._when(ref, handle)
+            self._when(ref, replied)
             return
-        if self._fresh is not None:
-            self._when(*self._fresh[1:])
-        self._fresh = actor.calls[id][0], ref, handle
-        if not self._will_listen:
-            self._will_listen = True
-            self.reactor.at(self.clock() + _FRESH_SECONDS, self._listen)
+        future = actor.calls[id][0]
+        self._calls[future] = ref, replied
+        if actor.hands_back:
+            self._when(ref, replied)  # it gets its next call then, whoever waits for what
+            return
+        self._untold[future] = ref, replied
+        if not (self._will_listen or self._num_asking):
+            self._listen_later()
 
     def _count(self, actor: RayActor, handles: Sequence[Handle] | None) -> None:
         if handles:
@@ -400,8 +436,10 @@ class RayEngine(EngineCore):
 
     def _replied(self, actor: RayActor, key: int, id: int, result: Any) -> None:
         """Take in replies in the order of their calls: Ray may tell of a small one before the large one before it."""
-        if self._living.get(key) is not actor:
-            return
+        if self._living.get(key) is not actor or actor.out.get(id, result) is not None:
+            return  # the second time, as it was both asked and told
+        if id:
+            self._forget(actor.calls[id][0])
         actor.out[id] = result
         for first in list(actor.out):
             reply = actor.out.get(first)
@@ -412,6 +450,10 @@ class RayEngine(EngineCore):
             while actor.queue and not actor.out:
                 following = next(iter(actor.queue))
                 self._submit(actor, following, actor.queue.pop(following))
+
+    def _forget(self, future: Future[Any]) -> None:
+        self._calls.pop(future, None)
+        self._untold.pop(future, None)
 
     def _take(self, actor: RayActor, id: int, result: Any) -> None:
         if isinstance(result, BaseException):
@@ -532,6 +574,24 @@ class RayEngine(EngineCore):
     def _remove_folder(self) -> None:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _ready(refs: list[Any], count: int, seconds: float) -> dict[Any, Any]:
+    """Wait for so many tasks, and return the results of those that are done; if one failed that is Ray's exception."""
+    if count >= len(refs):
+        try:
+            return dict(zip(refs, ray.get(refs, timeout=seconds), strict=True))
+        except ray.exceptions.GetTimeoutError:
+            seconds = 0
+        except ray.exceptions.RayError:
+            seconds = 0  # one of them, at once
+    found = {}
+    for ref in ray.wait(refs, num_returns=count, timeout=seconds)[0]:
+        try:
+            found[ref] = ray.get(ref)
+        except ray.exceptions.RayError as error:
+            found[ref] = error
+    return found
 
 
 def _wanted(needs: Resources) -> dict[str, float]:

@@ -51,12 +51,13 @@ class Gather(Stage):
     """What both gathers share: lanes, and what comes from them."""
 
     next: Callable[[], Item | Word]
+    in_step = False
 
     def __init__(self, run: Run[Any], node: Node, plans: list[ShardPlan], num_async: int = 1) -> None:
         self.meter = Meter(newest=run.newest_version)
         self.run, self.num_async = run, num_async
         self.lanes = [Lane(index, plan, run, run.numbers[node]) for index, plan in enumerate(plans)]
-        self.pulls = Pulls(self.lanes, run.news, lambda *told: run.happened(*told))
+        self.pulls = Pulls(self.lanes, run.news, lambda *told: run.happened(*told), self.in_step)
         self.ready: deque[tuple[int, Item]] = deque()  # what has come, with the number of its lane
         self.opened = self.closed = False
 
@@ -121,13 +122,16 @@ class Gather(Stage):
 class GatherSync(Gather):
     """Rounds of one item of every shard, in shard order. A round begins when it is asked for: that is the barrier."""
 
+    in_step = True
     begun = False  # whether the round has
 
     def next(self) -> Item | Word:
         if not self.begun:
             self.begun = True
             there = [index for index, _ in self.ready]
-            self.pulls.ask_all([lane for lane in self.lanes if not lane.ended and lane.index not in there])
+            for lane in self.lanes:
+                if not lane.ended and lane.index not in there:
+                    self.pulls.ask(lane)
         self.take_in()
         if self.pulls.num_out:
             return self.run.waiting(self.meter)
