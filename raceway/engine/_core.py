@@ -226,7 +226,7 @@ class EngineCore:
         """Do what sending entails: look in now and then for results; inline, run the calls. Called without the lock."""
         self._num_sent += 1
         if not self._num_sent & _GLANCE_MASK:
-            self.reactor.glance()
+            self.glance()
 
     def glance(self) -> None:
         """Take in what has come, without waiting."""

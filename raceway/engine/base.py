@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 Called = str | tuple[str, str] | Callable[..., Any]
 Among = Callable[[], "tuple[Sequence[Future[Any]], int] | None"]
-"""Returns futures that are not done, and how many must be before anything else can happen; or None for anything."""
+"""Returns futures, and how many of them must be done before anything else can happen; or None if anything can."""
 
 _PENDING, _ENCODED, _VALUE, _FAILED = range(4)
 

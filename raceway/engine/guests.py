@@ -268,8 +268,8 @@ class Pulls(Generic[G]):
         future.add_done_callback(self._callbacks[guest])
 
     def awaited(self) -> tuple[list[Future[Any]], int] | None:
-        """Return the requests that are not done, and how many must be before there is anything to do."""
-        futures = [future for guest in self._guests for future in guest.out if not future.done()]
+        """Return the first request to each guest, and how many must be done before there is anything to do."""
+        futures = [guest.out[0] for guest in self._guests if guest.out]
         return None if futures and self._elsewhere else (futures, len(futures) if self._all else 1)
 
     def _callback(self, guest: G, news: News) -> Callable[[Future[Any]], None]:

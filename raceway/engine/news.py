@@ -15,7 +15,7 @@ class Caller(Protocol):
     """Whoever has calls out."""
 
     def awaited(self) -> tuple[list[Future[Any]], int] | None:
-        """Return its calls that are not done, and how many must be before it has news; None if others bring it some."""
+        """Return calls that are out, and how many must be before it has news; None if others bring it some."""
 
 
 class News(deque[Any]):
