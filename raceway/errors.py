@@ -225,6 +225,17 @@ def whole(what: str, value: object, least: int = 1) -> int:
     return value
 
 
+def positive(what: str, value: object) -> float:
+    """Check a number and return it.
+
+    >>> positive("deadline", 2.5)
+    2.5
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        raise ConfigError(f"{what} must be a number above 0, not {value!r}")
+    return value
+
+
 def close_all(things: Iterable[Any], during: BaseException | None = None) -> None:
     """Close every one of them, whatever the others do. Then raise the first error; during another, log them all."""
     errors = []

@@ -16,6 +16,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from raceway.errors import EngineClosed
@@ -42,6 +43,8 @@ class Reactor:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._ids = itertools.count()
         self._spin = Spin()
+        self.crowded: Callable[[], bool] = lambda: False
+        """Whether others could use the core on which somebody stays awake to look for answers."""
         self._looping = False  # somebody is in `_once`
         self._handling = False  # and it runs callbacks
         self._turns = 0  # how often the loop was entered: tells the background thread that it is used
@@ -154,11 +157,13 @@ class Reactor:
         if self._timers:
             soon = self._timers[0][0] - self.clock()
             timeout = soon if timeout is None else min(soon, timeout)
+        timeout = -1 if timeout is None else max(0.0, timeout)
+        wait = self._poller.poll if timeout == 0 or self.crowded() else partial(self._spin.wait, self._poller.poll)
         self._looping = True
         self._turns += 1
         self.lock.release()
         try:
-            events = self._spin.wait(self._poller.poll, -1 if timeout is None else max(0.0, timeout))
+            events = wait(timeout)
         finally:
             self.lock.acquire()
             self._looping = False

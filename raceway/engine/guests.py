@@ -14,17 +14,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from raceway.engine._codec import Payload
 from raceway.engine.base import Actor, Future, Home, Message, Restarts
 from raceway.engine.news import News
 from raceway.errors import (
     ActorDied,
     ActorError,
-    ConfigError,
     FlowError,
     OperatorError,
     RestartsExhausted,
     SerializationError,
     ShardFailed,
+    positive,
     unknown,
     whole,
 )
@@ -51,10 +52,9 @@ class Failures:
         if self.policy not in POLICIES:
             raise unknown("failure policy", self.policy, POLICIES)
         whole("the budget for failures", self.budget)
-        for name in ("window", "deadline"):
-            seconds = getattr(self, name)
-            if seconds is not None and (not isinstance(seconds, (int, float)) or not seconds > 0):
-                raise ConfigError(f"{name} must be a number of seconds, not {seconds!r}")
+        positive("window (in seconds)", self.window)
+        if self.deadline is not None:
+            positive("deadline (in seconds)", self.deadline)
 
 
 class Guest:
@@ -106,10 +106,6 @@ class Guest:
     def answer(self, future: Future[Any]) -> Any:
         """Return an answer that has come, or what is wrong with it: it failed, or what was to run before it did."""
         error = future.exception()
-        if error is None and self._hook is None:
-            found = future.result()
-            if found is not None:
-                return found
         if error is None and self._hook is not None:
             hooks, self._hook = self._hook, None
             for hook in hooks if isinstance(hooks, (list, tuple)) else [hooks]:
@@ -256,8 +252,8 @@ class Pulls(Generic[G]):
         self._all = in_step
         self._elsewhere = any(guest.engine is not news.engine for guest in guests)
         news.callers.append(self)
-        self.arrivals: deque[tuple[G, Future[Any], int]] = deque()
-        """What has come and was not taken in, with its size in bytes."""
+        self.arrivals: deque[tuple[G, Future[Any], Payload | None]] = deque()
+        """What has come and was not taken in; no payload means a failure."""
         self._callbacks = {guest: self._callback(guest, news) for guest in guests}
 
     def ask(self, guest: G) -> None:
@@ -277,7 +273,9 @@ class Pulls(Generic[G]):
 
         def arrived(future: Future[Any]) -> None:
             payload = future.payload()
-            arrivals.append((guest, future, payload.size if payload is not None else 0))
+            arrivals.append((guest, future, payload))
+            if self._all and payload is not None and len(arrivals) < self.num_out:
+                return  # there is nothing to do yet
             if noticed:
                 news.append(guest)
             else:
@@ -288,7 +286,7 @@ class Pulls(Generic[G]):
     def take_in(self) -> Iterator[tuple[G, Any, int]]:
         """Yield what has come, each with the guest it came from and its size in bytes."""
         while self.arrivals:
-            guest, future, num_bytes = self.arrivals.popleft()
+            guest, future, payload = self.arrivals.popleft()
             if not guest.out or guest.out[0] is not future:
                 continue  # of a life that was given up
             answer = guest.answer(future)
@@ -297,7 +295,7 @@ class Pulls(Generic[G]):
             else:
                 guest.out.popleft()
                 self.num_out -= 1
-                yield guest, answer, num_bytes
+                yield guest, answer, payload.size if payload is not None else 0
 
     def _failed(self, guest: G, error: BaseException) -> None:
         num_asked, lost = len(guest.out), len(guest.out) + guest.num_held

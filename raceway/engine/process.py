@@ -108,7 +108,18 @@ class ProcessEngine(EngineCore):
         self._holders: dict[int, set[ProcessActor]] = {}  # workers that have a stored value
         self._life, self._life_held = os.pipe()
         self._start_launcher()
+        self.reactor.crowded = self._crowded
         _engines.add(self)
+
+    def _crowded(self) -> bool:
+        """Whether there is a busy worker for every core."""
+        free = self.capacity
+        for actor in self._workers.values():
+            if actor.calls:
+                free -= 1
+                if free <= 0:
+                    return True
+        return False
 
     # The launcher and what it tells.
 

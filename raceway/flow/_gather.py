@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,7 +10,7 @@ from raceway.engine.base import Actor
 from raceway.engine.guests import Failures, Guest, Pulls
 from raceway.errors import FlowError
 from raceway.flow._ops import Stage
-from raceway.flow._plan import Envelope, Item, Node, Shard, Source, Word, detached, merge
+from raceway.flow._plan import Envelope, Item, Node, Shard, Source, Word, detached
 from raceway.flow._shard import RunningShard
 from raceway.flow.tracing import Figures, Meter
 
@@ -50,29 +49,20 @@ class Lane(Guest):
 class Gather(Stage):
     """What both gathers share: lanes, and what comes from them."""
 
-    next: Callable[[], Item | Word]
-    in_step = False
-
     def __init__(self, run: Run[Any], node: Node, plans: list[ShardPlan], num_async: int = 1) -> None:
         self.meter = Meter(newest=run.newest_version)
         self.run, self.num_async = run, num_async
         self.lanes = [Lane(index, plan, run, run.numbers[node]) for index, plan in enumerate(plans)]
-        self.pulls = Pulls(self.lanes, run.news, lambda *told: run.happened(*told), self.in_step)
+        self.pulls = Pulls(self.lanes, run.news, lambda *told: run.happened(*told), isinstance(self, GatherSync))
         self.ready: deque[tuple[int, Item]] = deque()  # what has come, with the number of its lane
         self.opened = self.closed = False
 
-    def poll(self) -> Item | Word:
-        if self.closed:
-            return Word.END
-        if not self.opened:
-            self.opened = True
-            for lane in self.lanes:
-                if not lane.ended:
-                    lane.begin()
-        answer = self.next()
-        if type(answer) is tuple and answer[1].version is not None:
-            self.meter.saw(answer[1])
-        return answer
+    def open(self) -> None:
+        """Start the shards, the first time."""
+        for lane in self.lanes if not self.opened else ():
+            if not lane.ended:
+                lane.begin()
+        self.opened = True
 
     def take_in(self) -> None:
         """Look at what the shards have answered."""
@@ -90,18 +80,15 @@ class Gather(Stage):
             if self.run.observed:
                 self.run.arrived(lane, envelope)
 
-    def asked(self, method: str) -> list[Any]:
-        """Return what the shards that are there answer to a question, and None for the others."""
-        futures = [lane.ask(method) if self.opened and lane.reachable else None for lane in self.lanes]
-        return [future and future.result() for future in futures]
-
     @property
     def busy(self) -> bool:
         return self.pulls.num_out > 0 and not self.closed
 
     def state(self) -> Any:
+        futures = [lane.ask("state") if self.opened and lane.reachable else None for lane in self.lanes]
+        found = [future and future.result() for future in futures]
         return {
-            "shards": [found or lane.state for found, lane in zip(self.asked("state"), self.lanes, strict=True)],
+            "shards": [state or lane.state for state, lane in zip(found, self.lanes, strict=True)],
             "lanes": [(lane.ended, lane.dropped, lane.marks) for lane in self.lanes],
             "ready": self.ready if self.run.keeps_in_flight else deque(),
         }
@@ -117,16 +104,17 @@ class Gather(Stage):
         for lane in self.lanes if self.opened and not self.closed else ():
             lane.close()
         self.closed = True
+        self.poll = lambda: Word.END  # type: ignore[method-assign]
 
 
 class GatherSync(Gather):
     """Rounds of one item of every shard, in shard order. A round begins when it is asked for: that is the barrier."""
 
-    in_step = True
     begun = False  # whether the round has
 
-    def next(self) -> Item | Word:
+    def poll(self) -> Item | Word:
         if not self.begun:
+            self.open()
             self.begun = True
             there = [index for index, _ in self.ready]
             for lane in self.lanes:
@@ -138,9 +126,11 @@ class GatherSync(Gather):
         self.begun = False
         if not self.ready:
             return Word.END
-        values, envelopes = zip(*[item for _, item in sorted(self.ready, key=itemgetter(0))], strict=True)
+        items = [item for _, item in sorted(self.ready, key=itemgetter(0))]
         self.ready.clear()
-        return list(values), merge(envelopes)
+        for _, seal in items:
+            self.meter.saw(seal)
+        return [value for value, _ in items], tuple([seal for _, seal in items])
 
 
 class GatherAsync(Gather):
@@ -148,8 +138,9 @@ class GatherAsync(Gather):
 
     given: list[Lane] | None = None
 
-    def next(self) -> Item | Word:
+    def poll(self) -> Item | Word:
         if self.given is None:
+            self.open()
             there = [index for index, _ in self.ready]
             self.given = [lane for lane in self.lanes for _ in range(self.num_async - there.count(lane.index))]
         while self.given:
@@ -159,6 +150,7 @@ class GatherAsync(Gather):
         self.take_in()
         if self.ready:
             index, item = self.ready.popleft()
+            self.meter.saw(item[1])
             self.given.append(self.lanes[index])
             return item
         return self.run.waiting(self.meter) if self.pulls.num_out else Word.END

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from raceway.engine.base import Actor
-from raceway.errors import ConfigError, unknown, whole
+from raceway.errors import ConfigError, positive, unknown, whole
 from raceway.flow._join import Branch, Input, Moved, Queue, Split, Union
 from raceway.flow._ops import Batch, Combine, Filter, FlatMap, Flatten, ForEach, Op, Shuffle, Take, with_source
 from raceway.flow._plan import Node, Source, wanted
@@ -258,8 +258,7 @@ def _union(kind: str, branches: Any, named: Any, weights: Any, limits: Any, emit
         if name not in inputs:
             raise unknown(f"branch of {kind}", name, inputs)
     for name, weight in (weights or {}).items():
-        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < float("inf"):
-            raise ConfigError(f"the weight of branch {name!r} must be a number above 0, not {weight!r}")
+        positive(f"the weight of branch {name!r}", weight)
 
     def make(run: Any, node: Node) -> Union:
         rows = zip(inputs, node.parents, strict=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from raceway.engine.base import Actor
@@ -17,6 +18,9 @@ from raceway.limits import Limits, Turns
 
 if TYPE_CHECKING:
     from raceway.flow._run import Run
+
+
+_ENDED = attrgetter("ended")
 
 
 @dataclass
@@ -37,10 +41,11 @@ class Union(Stage):
     ) -> None:
         self.meter = Meter()
         self.run, self.node, self.inputs, self.turns, self.limits = run, node, inputs, turns, limits
+        self.emitting = [one for one in inputs if one.emits]
         self.next = self._next_in_turn if in_turn else self._next_ready
 
     def poll(self) -> Item | Word:
-        while not all(one.ended for one in self.inputs if one.emits):
+        while not all(map(_ENDED, self.emitting)):
             found = self.next()
             if isinstance(found, Word):
                 return found
@@ -61,19 +66,19 @@ class Union(Stage):
             if answer is Word.PENDING:
                 return answer
             self.inputs[place].ended = True
-        return Word.END if all(one.ended for one in self.inputs) else self._stuck()
+        return Word.END if all(map(_ENDED, self.inputs)) else self._stuck()
 
     def _next_ready(self) -> tuple[Input, Item] | Word:
-        for step in range(len(self.inputs)):
-            place = (self.turns.turn + step) % len(self.inputs)
-            one = self.inputs[place]
+        total = len(self.inputs)
+        for place in range(self.turns.turn, self.turns.turn + total):
+            one = self.inputs[place % total]
             if not (one.ended or (self.limits.limits and self.holds(one))):
                 answer = one.stage.poll()
                 if not isinstance(answer, Word):
-                    self.turns.turn = (place + 1) % len(self.inputs)
+                    self.turns.turn = (place + 1) % total
                     return one, answer
                 one.ended = answer is Word.END
-        return Word.END if all(one.ended for one in self.inputs) else self._stuck()
+        return Word.END if all(map(_ENDED, self.inputs)) else self._stuck()
 
     def holds(self, one: Input) -> bool:
         """Whether a rate limit holds an input up."""

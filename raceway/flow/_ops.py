@@ -11,7 +11,7 @@ import numpy as np
 
 from raceway import state as states
 from raceway.errors import FlowError, OperatorError
-from raceway.flow._plan import Envelope, Gifts, Item, Shard, Source, Step, Word, merge, wanted
+from raceway.flow._plan import Envelope, Gifts, Item, Shard, Source, Step, Word, unsealed, wanted
 from raceway.flow.tracing import Meter
 from raceway.given import given
 
@@ -77,7 +77,7 @@ class Op(Stage):
 
     def failure(self, error: Exception, item: Item | None) -> OperatorError:
         """Return the error that says where and on what it failed."""
-        shard, shown = self.gifts.get("shard"), item and (item[1].sequence, item[0])
+        shard, shown = self.gifts.get("shard"), item and (unsealed(item[1]).sequence, item[0])
         return OperatorError.of(error, self.step.label, self.step.where, None if shard is None else shard.number, shown)
 
     def through(self, item: Item) -> tuple[Any, Any]:
@@ -105,7 +105,7 @@ class Calling(Op):
         self.kwargs = {name: self.gifts[name] for name in self.asked if name != "envelope"}
 
     def call(self, item: Item) -> Any:
-        envelope = {"envelope": item[1]} if "envelope" in self.asked else {}
+        envelope = {"envelope": unsealed(item[1])} if "envelope" in self.asked else {}
         return self.function(item[0], **envelope, **self.kwargs)
 
     def state(self) -> Any:
@@ -135,7 +135,7 @@ class Flatten(Op):
     """The items of a batch or round get their own envelopes back."""
 
     def feed(self, item: Item) -> Iterable[Item]:
-        values, parts = list(item[0]), item[1].parts
+        values, parts = list(item[0]), unsealed(item[1]).parts
         return zip(values, parts if len(parts) == len(values) else [item[1]] * len(values), strict=True)
 
 
@@ -151,8 +151,8 @@ class Combine(Calling):
 
     def _emitted(self, values: Iterable[Any]) -> list[Item]:
         values = list(values)
-        envelope, self.held = (merge(self.held), []) if values else (None, self.held)
-        return [(value, envelope) for value in values]  # type: ignore[misc]
+        seal, self.held = (tuple(self.held), []) if values else ((), self.held)
+        return [(value, seal) for value in values]
 
 
 class Batch(Op):
@@ -164,7 +164,7 @@ class Batch(Op):
 
     def finish(self) -> Iterable[Item]:
         items, self.held = self.held, []
-        return [([value for value, _ in items], merge(envelope for _, envelope in items))] if items else ()
+        return [([value for value, _ in items], tuple([seal for _, seal in items]))] if items else ()
 
 
 class Shuffle(Batch):

@@ -6,7 +6,7 @@ import enum
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -106,17 +106,20 @@ class Envelope(NamedTuple):
     parts: tuple[Envelope, ...] = ()  # of a batch or round: the envelopes of its items
 
 
-Item = tuple[Any, Envelope]
+Seal = Envelope | tuple[Any, ...]  # an envelope, or those that it will be merged from if anybody looks at it
+Item = tuple[Any, Seal]
 Gifts = dict[str, Any]  # what operators may ask for: the actor and the shard
 
 
-def merge(envelopes: Iterable[Envelope]) -> Envelope:
-    """Return the envelope of an item that was made from several.
+def unsealed(seal: Seal) -> Envelope:
+    """Return an item's envelope, merged if the item was made from several.
 
-    >>> merge([Envelope((), 3, 7, begun=1.0, done=2.0), Envelope((), 4, 6, begun=1.5, done=2.5)])[:-1]
+    >>> unsealed((Envelope((), 3, 7, begun=1.0, done=2.0), Envelope((), 4, 6, begun=1.5, done=2.5)))[:-1]
     ((), 4, 6, 1.0, 2.5, 2)
     """
-    parts = tuple(envelopes)
+    if isinstance(seal, Envelope):
+        return seal
+    parts = tuple(map(unsealed, seal))
     sources, sequences, versions, begun, done, sizes, _ = zip(*parts, strict=True)
     known = [version for version in versions if version is not None]
     distinct = tuple(dict.fromkeys(chain.from_iterable(sources)))

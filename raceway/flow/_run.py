@@ -17,13 +17,12 @@ from raceway.errors import ConfigError, FlowError, close_all, unknown
 from raceway.flow._gather import Gather
 from raceway.flow._join import Moved, Queue, Split, Union
 from raceway.flow._ops import Op, Stage
-from raceway.flow._plan import Envelope, Node, Word, detached, walk
+from raceway.flow._plan import Envelope, Node, Seal, Word, detached, unsealed, walk
 from raceway.flow._shard import Origin, Reader
 from raceway.flow.explain import why_stuck
 from raceway.flow.tracing import TELL_SECONDS, Meter, Observed, newest_version
 
 T_co = TypeVar("T_co", covariant=True)
-_LOOK_SECONDS = 0.001  # after which the engine gets to take in what has come, though nobody waits
 
 
 class Run(Observed, AbstractContextManager["Run[T_co]"], Iterator[T_co], Generic[T_co]):
@@ -31,7 +30,7 @@ class Run(Observed, AbstractContextManager["Run[T_co]"], Iterator[T_co], Generic
 
     def __init__(self, root: Node, *, measure: bool = False, state: dict[str, Any] | None = None) -> None:
         super().__init__()
-        self.envelope: Envelope | None = None  # what is known about the last item
+        self._seal: Seal | None = None
         self.id = uuid.uuid4().hex[:12]
         self.nodes = list(walk(root))
         self.numbers = {node: number for number, node in enumerate(self.nodes)}
@@ -46,7 +45,7 @@ class Run(Observed, AbstractContextManager["Run[T_co]"], Iterator[T_co], Generic
         self.newest_version = partial(newest_version, actors)
         self._waiting: list[Meter] = []  # of the stages that wait for something outside
         self._closed = False
-        self._left_at = self._looked_at = time.perf_counter()
+        self._left_at = time.perf_counter()
         self._me: Run[Any] = weakref.proxy(self)  # for the stages, so that a run that is dropped is gone at once
         self._root = self.stage(root)
         if state is not None:
@@ -55,12 +54,8 @@ class Run(Observed, AbstractContextManager["Run[T_co]"], Iterator[T_co], Generic
     def __next__(self) -> T_co:
         if self._closed:
             raise StopIteration
-        now = time.perf_counter()
-        self.outside += now - self._left_at
+        self.outside += time.perf_counter() - self._left_at
         try:
-            if now - self._looked_at > _LOOK_SECONDS:
-                self._looked_at = now
-                self.news.engine.glance()
             answer = self._poll()
         except BaseException as error:
             if self._closed:
@@ -73,8 +68,13 @@ class Run(Observed, AbstractContextManager["Run[T_co]"], Iterator[T_co], Generic
         self._left_at = time.perf_counter()
         if self.observed:
             self.tick()
-        value, self.envelope = answer
+        value, self._seal = answer
         return value  # type: ignore[no-any-return]
+
+    @property
+    def envelope(self) -> Envelope | None:
+        """What is known about the last item."""
+        return None if self._seal is None else unsealed(self._seal)
 
     def _poll(self) -> Any:
         """Return the next item of the last stage, or END."""
@@ -89,8 +89,7 @@ class Run(Observed, AbstractContextManager["Run[T_co]"], Iterator[T_co], Generic
                 self.tick()
             for queue in self.queues:
                 queue.fill()
-            relaxed = [stage.relax() for stage in self.blocked if isinstance(stage, Split)]
-            if self.news or any(relaxed):
+            if self.news or any(stage.relax() for stage in self.blocked if isinstance(stage, Split)):
                 continue
             if not self._waiting:
                 raise FlowError(why_stuck(self.nodes, self.blocked))

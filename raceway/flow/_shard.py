@@ -12,7 +12,7 @@ from raceway import state as states
 from raceway.engine.base import Home
 from raceway.errors import FlowError
 from raceway.flow._ops import ForEach, Op, Stage, Take
-from raceway.flow._plan import Envelope, Gifts, Item, Shard, Source, Step, StreamEnd, Word, wanted
+from raceway.flow._plan import Envelope, Gifts, Item, Shard, Source, Step, StreamEnd, Word, unsealed, wanted
 from raceway.given import given
 
 _REPORT_SECONDS = 0.2  # how often a shard sends its counters along with an item
@@ -147,7 +147,7 @@ class RunningShard:
         report = None
         if now >= self._report_at:
             self._report_at, report = now + _REPORT_SECONDS, self.report()
-        value, (_, sequence, version, begun, done, size, _) = answer
+        value, (_, sequence, version, begun, done, size, _) = answer[0], unsealed(answer[1])
         held = sum([op.num_held for op in self._row])
         marks = [op.position for op in self._marked]
         return value, sequence, version, begun, done, size, marks, held, report

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from raceway.engine.base import Actor
-from raceway.flow._plan import Envelope, Item
+from raceway.flow._plan import Envelope, Item, Seal, unsealed
 
 _log = logging.getLogger(__name__)
 
@@ -42,10 +42,11 @@ class Meter:
             self.bytes += size_of(item[0])
             self.saw(item[1])
 
-    def saw(self, envelope: Envelope) -> None:
+    def saw(self, seal: Seal) -> None:
         """Note how far an item's version is behind the newest."""
-        if envelope.version is not None and self.newest is not None:
-            lag = max(0, (self.newest() or 0) - envelope.version)
+        version = unsealed(seal).version if self.newest is not None else None
+        if version is not None and self.newest is not None:
+            lag = max(0, (self.newest() or 0) - version)
             self.lag_sum += lag
             self.lag_count += 1
             self.lag_max = max(self.lag_max, lag)
