@@ -8,9 +8,7 @@ print(flow.explain(analyze=True))            # runs it for a while
 from __future__ import annotations
 
 import os
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,14 +18,14 @@ from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from raceway.engine.base import Actor
-from raceway.errors import ConfigError, RacewayError, unknown, whole
+from raceway.errors import ConfigError, unknown
 from raceway.flow import draw
 from raceway.flow._plan import Node, walk
+from raceway.flow.analyze import run_for
 from raceway.flow.tracing import Counters
+from raceway.words import counted, duration, short, size
 
 FORMATS = ("text", "mermaid", "svg")
-PATIENCE = 5.0
-"""Seconds to wait, when the time is up, for the items that shards have begun."""
 
 
 class Explained:
@@ -68,7 +66,7 @@ class Explained:
                 )
             if items is None and seconds is None:
                 items, seconds = 100, 10.0
-            _run(self, plan, items, seconds)
+            run_for(self, plan, items, seconds)
         shown = plan.text() if format == "text" else draw.mermaid(plan) if format == "mermaid" else draw.svg(plan)
         if path is not None:
             Path(path).write_text(shown + "\n", encoding="utf-8")
@@ -103,11 +101,11 @@ class Box:
         counters, lag = self.counters, self.counters.staleness
         return (
             f"{counters.items:,}",
-            _short(counters.items / self.seconds if self.seconds else 0.0),
-            f"{_time(counters.busy)} ({self.utilisation:.0%})",
-            _time(counters.waiting),
-            _size(counters.bytes),
-            "-" if lag is None else f"{_short(lag)} / {counters.lag_max}",
+            short(counters.items / self.seconds if self.seconds else 0.0),
+            f"{duration(counters.busy)} ({self.utilisation:.0%})",
+            duration(counters.waiting),
+            size(counters.bytes),
+            "-" if lag is None else f"{short(lag)} / {counters.lag_max}",
         )
 
 
@@ -158,7 +156,7 @@ class Plan:
             rest = [actor for actor in sent if not any(actor in other.actors for other in known)]
             if rest:
                 names = ", ".join(actor.name for actor in rest[:3]) + (", …" if len(rest) > 3 else "")
-                other = strangers.setdefault(frozenset(rest), Box(names, _counted(len(rest), "actor"), "actors"))
+                other = strangers.setdefault(frozenset(rest), Box(names, counted(len(rest), "actor"), "actors"))
                 self.edges.append(Edge(box, other, "message"))
         self.others = list(strangers.values())
 
@@ -201,7 +199,7 @@ def _place(node: Node) -> tuple[str, str]:
 
         shards = shards_of(node)
         num_actors = len({shard.actor for shard in shards})
-        return f"{_counted(len(shards), 'shard')} on {_counted(num_actors, 'actor')}", "parallel"
+        return f"{counted(len(shards), 'shard')} on {counted(num_actors, 'actor')}", "parallel"
     if "room" in node.step.settings:
         return (f"actor {node.actors[0].name}" if node.actors else "thread"), "apart"
     return "driver", "driver"
@@ -243,136 +241,6 @@ def _parts(value: Any) -> Iterable[Any]:
     elif hasattr(value, "__self__"):
         parts += [value.__self__, getattr(value, "__func__", None)]
     return parts
-
-
-class _TimeUp(BaseException):
-    """Ends a run that waits for its next item."""
-
-
-def _run(flow: Any, plan: Plan, items: int | None, seconds: float | None) -> None:
-    """Run a flow for a while and note in the plan what it did."""
-    most = float("inf") if items is None else whole("items", items)
-    if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or seconds <= 0):
-        raise ConfigError(f"seconds must be a number above 0, not {seconds!r}")
-    for node in plan.boxes:
-        for actor in node.actors:
-            actor.ready.exception()  # starting it is not the flow's work; what is wrong with it the flow will say
-    begin = time.perf_counter()
-    run = flow.start(measure=True)
-    recorder = Recorder(run)
-
-    def look_at_clock(_: object) -> None:
-        late = seconds is not None and time.perf_counter() - begin >= seconds
-        if late and not run._closed:  # else it is told for the last time, and perhaps because something failed
-            leave()
-            raise _TimeUp
-
-    leave = run.subscribe(look_at_clock)
-    count = 0
-    with run, suppress(StopIteration, _TimeUp):
-        while count < most and (seconds is None or time.perf_counter() - begin < seconds):
-            next(run)
-            count += 1
-        leave()
-    recorder.note(plan)
-
-
-class Recorder:
-    """Keeps the counters of a run. Parts that end take theirs along, so it looks just before."""
-
-    def __init__(self, run: Any) -> None:
-        self.run = run
-        self.begin = time.perf_counter()
-        self.latest: dict[str, Counters] = {}
-        self.silent: set[Any] = set()
-        """Shards that did not answer in the end."""
-        for stage in run.stages.values():
-            if hasattr(stage, "lanes") or hasattr(stage, "lane"):
-                stage.close = partial(self._closing, stage.close)
-
-    def _closing(self, close: Callable[[], None]) -> None:
-        self.look()
-        close()
-
-    def look(self) -> None:
-        """Ask every shard that is there for its counters, and keep what is known."""
-        stages = self.run.stages.values()
-        lanes = [lane for stage in stages for lane in (*getattr(stage, "lanes", ()), getattr(stage, "lane", None))]
-        asked = {lane: lane.ask("report") for lane in lanes if lane and lane.reachable and lane not in self.silent}
-        until = time.perf_counter() + PATIENCE
-        for lane, future in asked.items():
-            try:
-                lane.reports[-1] = future.result(max(0.0, until - time.perf_counter())) or lane.reports[-1]
-            except RacewayError:  # it has died, or works on an item for very long: what it told last stays
-                self.silent.add(lane)
-        for name, counters in self.run.counters().items():
-            self.latest[name] = max(counters, self.latest.get(name, counters))  # they only ever grow
-
-    def note(self, plan: Plan) -> None:
-        """Write into the plan what every operator did, and which was the bottleneck."""
-        self.look()
-        seconds = time.perf_counter() - self.begin
-        lanes: dict[Node, set[int]] = defaultdict(set)
-        for stage in self.run.stages.values():
-            for lane in getattr(stage, "lanes", ()):
-                shared = lane.engine if lane.engine.name == "inline" else lane.actor  # inline, all are on one thread
-                for node in lane.plan.nodes:
-                    lanes[node].add(id(shared))
-        for node, box in plan.boxes.items():
-            if node in lanes or hasattr(self.run.stages.get(node), "meter"):
-                box.counters, box.seconds = self.latest[f"{self.run.numbers[node]}:{node.label}"], seconds
-                box.num_lanes = max(1, len(lanes[node]))
-        outside = self.run.outside / seconds
-        busiest = max(plan.boxes.values(), key=lambda box: box.utilisation)
-        plan.bottleneck = busiest if busiest.utilisation >= outside else None
-        name, part = "the program that reads the flow", outside
-        if plan.bottleneck is not None:
-            name, part = f"{busiest.label} ({busiest.place}, added at {busiest.where})", busiest.utilisation
-        plan.verdict = f"Ran for {_time(seconds)}. Bottleneck: {name}, busy {part:.0%} of the time."
-        if part < 0.5:
-            plan.verdict += " The rest went into waiting and into the flow itself."
-        if self.silent:
-            plan.verdict += (
-                f" Some work is missing here: {_counted(len(self.silent), 'shard')} did not answer in the end."
-            )
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def _short(number: float) -> str:
-    """Return a number with about three digits.
-
-    >>> _short(0.01234), _short(12.345), _short(12345.6), _short(20)
-    ('0.01', '12.3', '12,346', '20')
-    """
-    digits = 0 if number >= 100 or number == int(number) else 1 if number >= 10 else 2
-    return f"{number:,.{digits}f}"
-
-
-def _time(seconds: float) -> str:
-    """Return a time.
-
-    >>> _time(2.5), _time(0.0123), _time(0.000012), _time(0)
-    ('2.50 s', '12.3 ms', '12 µs', '0 s')
-    """
-    if 0 < seconds < 0.001:
-        return f"{1e6 * seconds:.0f} µs"
-    return f"{_short(seconds)} s" if seconds >= 1 or not seconds else f"{_short(1000 * seconds)} ms"
-
-
-def _size(number: float) -> str:
-    """Return a number of bytes.
-
-    >>> _size(999), _size(12_345), _size(3_000_000)
-    ('999 B', '12.3 kB', '3 MB')
-    """
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000:
-            return f"{_short(number)} {unit}"
-        number /= 1000
-    return f"{_short(number)} TB"
 
 
 def why_stuck(nodes: Sequence[Node], blocked: Iterable[Any]) -> str:

@@ -638,6 +638,18 @@ def test_a_message_can_be_sent_to_many(engine: EngineCore) -> None:
         assert all(array.sum() == 100_000 for array in box.call("all").result(GENEROUS))
 
 
+@pytest.mark.parametrize("size", [1, 100_000])
+def test_a_message_can_be_sent_again_and_again(engine: EngineCore, size: int) -> None:
+    box, ref = engine.spawn(Box), engine.put(np.full(size, 3.0))
+    add, by_ref = engine.message("add", (np.full(size, 2.0),)), engine.message("add", (ref,))
+    order = [add, add, by_ref, by_ref, add, add]
+    assert [engine.send(box, message).result(GENEROUS) for message in order] == [1, 2, 3, 4, 5, 6]
+    assert [array[0] for array in box.call("all").result(GENEROUS)] == [2.0, 2.0, 3.0, 3.0, 2.0, 2.0]
+    engine.send(box, add).result(GENEROUS)
+    engine.restart(box).result(GENEROUS)
+    assert [engine.send(box, add).result(GENEROUS) for _ in range(2)] == [1, 2]
+
+
 def test_what_nobody_refers_to_is_freed(engine: EngineCore) -> None:
     box = engine.spawn(Box)
     ref = engine.put(np.ones(100_000))

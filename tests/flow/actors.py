@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from raceway.engine import make_engine
+from raceway.engine._core import EngineCore
 from raceway.engine.base import Actor, Home
 from raceway.flow import Shard, StreamEnd, create, given
 
@@ -157,3 +158,8 @@ class Pairs:
 
     def finish(self) -> list[Any]:
         return [] if self.first is None else [(self.first[0],)]
+
+
+def two_counters(engine: EngineCore) -> list[Actor]:
+    """Spawn two actors that count what they make."""
+    return [engine.spawn(Counter, (number,), name=f"counter-{number}") for number in range(2)]

@@ -5,7 +5,7 @@ import pytest
 from raceway.engine._core import EngineCore
 from raceway.engine.base import Actor
 from tests.engine.conftest import make
-from tests.flow.actors import Counter
+from tests.flow.actors import two_counters
 
 ENGINES = ("inline", "process", "ray")
 
@@ -18,5 +18,4 @@ def engine(request: pytest.FixtureRequest) -> Iterator[EngineCore]:
 
 @pytest.fixture
 def actors(engine: EngineCore) -> list[Actor]:
-    """Two actors that count what they make."""
-    return [engine.spawn(Counter, (number,), name=f"counter-{number}") for number in range(2)]
+    return two_counters(engine)

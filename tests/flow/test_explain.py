@@ -16,7 +16,8 @@ from raceway.engine import make_engine
 from raceway.engine.base import Actor
 from raceway.errors import ConfigError, OperatorError
 from raceway.flow import Iter, ParIter, create, send_msg, union, union_async
-from raceway.flow.explain import Plan, Recorder, actors_in
+from raceway.flow.analyze import Recorder
+from raceway.flow.explain import Plan, actors_in
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -382,7 +383,7 @@ def test_seconds_limit_the_run(team: list[Actor]) -> None:
 
 
 def test_a_shard_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raceway.flow.explain.PATIENCE", 0.2)
+    monkeypatch.setattr("raceway.flow.analyze.PATIENCE", 0.2)
     engine = make_engine("process")
     try:
         begin = time.perf_counter()

@@ -1,10 +1,9 @@
 """Random plans over finite sources: they end, lose and duplicate nothing, and agree between the engines."""
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -13,8 +12,8 @@ from raceway.engine._core import EngineCore
 from raceway.engine.base import Actor
 from raceway.flow import Iter, ParIter, union, union_async
 from tests.flow.actors import Counter
+from tests.flow.lasting import lasting_actors, lasting_engine, look_for_no_leaks  # noqa: F401
 
-NUM_ACTORS = 2
 MAX_SIZE = 17
 
 Plan = Callable[[list[Actor]], Iter[Any]]
@@ -159,25 +158,6 @@ def extended(draw: st.DrawFn, children: st.SearchStrategy[Case]) -> Case:
 
 
 CASES = st.recursive(sources(), extended, max_leaves=3)
-
-
-@pytest.fixture(scope="module", params=["inline", "process", "ray"])
-def engine(request: pytest.FixtureRequest) -> Iterator[EngineCore]:
-    """One engine for all examples: the plans leave nothing behind on its actors."""
-    if request.param == "ray":
-        request.getfixturevalue("ray_session")
-    with make_engine(request.param) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def actors(engine: EngineCore) -> list[Actor]:
-    return [engine.spawn(Counter, (number,)) for number in range(NUM_ACTORS)]
-
-
-@pytest.fixture(scope="module")
-def no_leaks() -> None:
-    """Not after every test: the engine of the module lives on."""
 
 
 def check(case: Case, actors: list[Actor]) -> None:

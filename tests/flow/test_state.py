@@ -1,37 +1,17 @@
 """A flow stopped in the middle goes on where it was."""
 
 import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from raceway.engine import make_engine
 from raceway.engine._core import EngineCore
 from raceway.engine.base import Actor
 from raceway.errors import ConfigError, FlowError
 from raceway.flow import Iter, ParIter, RateLimit, create, given, union, union_async
 from tests.flow.actors import Countdown, Counter, Pairs, Sum
-
-
-@pytest.fixture(scope="module", params=["inline", "process", "ray"])
-def engine(request: pytest.FixtureRequest) -> Iterator[EngineCore]:
-    """One engine for all plans: to start actors on Ray takes longer than everything else here."""
-    if request.param == "ray":
-        request.getfixturevalue("ray_session")
-    with make_engine(request.param) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def actors(engine: EngineCore) -> list[Actor]:
-    return [engine.spawn(Counter, (number,), name=f"counter-{number}") for number in range(2)]
-
-
-@pytest.fixture(scope="module")
-def no_leaks() -> None:
-    """Not after every test: the engine of the module lives on."""
+from tests.flow.lasting import lasting_actors, lasting_engine, look_for_no_leaks  # noqa: F401
 
 
 class Keeps:
