@@ -154,26 +154,25 @@ def reading(program: Iterator[Any], num_items: int, num_out: int, idle: Callable
 def ratios(reference: Callable[[], float], other: Callable[[], float], runs: int, slices: int) -> tuple[float, float]:
     """Return the median over the runs of reference / other, and the median seconds of a slice of the other.
 
-    A run is the medians of many short slices of both in turn: the machine's mood changes within a second, and both must
-    see it.
+    A run is the median of many pairs of short slices: the machine's mood changes within a second, and both must see it.
     """
     reference(), other()
     found, seconds = [], []
     for _ in range(runs):
-        taken: dict[Callable[[], float], list[float]] = {reference: [], other: []}
+        pairs = []
         gc.collect()
         for place in range(slices):
-            for side in (reference, other) if place % 2 == 0 else (other, reference):
-                taken[side].append(side())
-        medians = {side: statistics.median(times) for side, times in taken.items()}
-        found.append(medians[reference] / medians[other])
-        seconds.append(medians[other])
+            sides = (reference, other) if place % 2 == 0 else (other, reference)
+            taken = {side: side() for side in sides}
+            pairs.append(taken[reference] / taken[other])
+            seconds.append(taken[other])
+        found.append(statistics.median(pairs))
     return statistics.median(found), statistics.median(seconds)
 
 
 def rate(report: Report, runs: int) -> None:
     """Compare items a second of a flow and of the same program by hand, on the process engine."""
-    for seconds, num_items, slices, bar in ((0.01, 32, 9, 0.98), (0.0001, 400, 15, 0.9)):
+    for seconds, num_items, slices, bar in ((0.01, 32, 13, 0.98), (0.0001, 400, 25, 0.9)):
         rounds = busy(seconds)
         for num_shards in (2, 16):
             for name, (by_hand, flow, in_rounds) in PROGRAMS.items():

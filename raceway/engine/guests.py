@@ -79,7 +79,8 @@ class Guest:
         """A call of its method `pull`, encoded once."""
         self._opening: Future[Any]
         self._incarnation = 0  # the life of the actor in which the guest was made
-        self._hook: Any = None  # what `on_restart` returned, until something has come from the guest
+        self.hook: Any = None
+        """What `on_restart` returned, until something has come from the guest."""
 
     def begin(self) -> None:
         """Call `open`, for the first time or after a restart."""
@@ -106,8 +107,8 @@ class Guest:
     def answer(self, future: Future[Any]) -> Any:
         """Return an answer that has come, or what is wrong with it: it failed, or what was to run before it did."""
         error = future.exception()
-        if error is None and self._hook is not None:
-            hooks, self._hook = self._hook, None
+        if error is None and self.hook is not None:
+            hooks, self.hook = self.hook, None
             for hook in hooks if isinstance(hooks, (list, tuple)) else [hooks]:
                 error = error or (hook.exception() if isinstance(hook, Future) else None)
         if error is not None:
@@ -127,7 +128,7 @@ class Guest:
             if failures.policy == "restart":
                 self._restart(error)
                 try:
-                    self._hook = failures.on_restart(self.actor) if failures.on_restart else None
+                    self.hook = failures.on_restart(self.actor) if failures.on_restart else None
                 except Exception as failure:
                     raised = f"{type(failure).__name__}: {failure}"
                     raise ShardFailed(f"on_restart raised for {self.name}: {raised}") from failure
@@ -289,7 +290,11 @@ class Pulls(Generic[G]):
             guest, future, payload = self.arrivals.popleft()
             if not guest.out or guest.out[0] is not future:
                 continue  # of a life that was given up
-            answer = guest.answer(future)
+            try:  # the shortest way, which is the usual one
+                answer = guest.engine.decode(payload) if payload is not None and guest.hook is None else None
+            except Exception:
+                answer = None
+            answer = guest.answer(future) if answer is None else answer
             if isinstance(answer, BaseException):
                 self._failed(guest, answer)
             else:
