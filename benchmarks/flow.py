@@ -172,7 +172,7 @@ def ratios(reference: Callable[[], float], other: Callable[[], float], runs: int
 
 def rate(report: Report, runs: int) -> None:
     """Compare items a second of a flow and of the same program by hand, on the process engine."""
-    for seconds, num_items, slices, bar in ((0.01, 32, 13, 0.98), (0.0001, 400, 25, 0.9)):
+    for seconds, num_items, slices, bar in ((0.01, 32, 21, 0.98), (0.0001, 400, 31, 0.9)):
         rounds = busy(seconds)
         for num_shards in (2, 16):
             for name, (by_hand, flow, in_rounds) in PROGRAMS.items():
@@ -218,7 +218,7 @@ def on_ray(report: Report, runs: int) -> None:
                     theirs(bare), pulls, num_out, lambda b=bare: ray.get([one.nothing.remote() for one in b])
                 )
                 other = reading(ours(actors), pulls, num_out, partial(wait_for, actors))
-                ratio, taken = ratios(reference, other, runs, 6)
+                ratio, taken = ratios(reference, other, runs, 12)
                 report.row(
                     f"{name}, 2 shards, {seconds * 1000:g} ms items: flow on the ray engine / bare Ray",
                     "at least 1",

@@ -242,8 +242,8 @@ class Spin:
     again: who waits for something slow, or for nothing, burns no time.
     """
 
-    _SECONDS = 150e-6  # so long that one who is awake sees the answer of one who had to be woken
-    _QUICK_SECONDS = 400e-6
+    _SECONDS = 300e-6  # so long that one who is awake sees the answer of one who had to be woken
+    _QUICK_SECONDS = 600e-6
     _MOST_SKIPPED = 4096
 
     def __init__(self) -> None:

@@ -71,8 +71,8 @@ class Gather(Stage):
             if len(answer) == 1:
                 lane.ended, lane.reports[-1] = True, answer[0]
                 continue
-            value, sequence, version, begun, done, size, lane.marks, lane.num_held, report = answer
-            envelope = Envelope(lane.sources, sequence, version, begun, done, size)
+            value, told, lane.marks, lane.num_held, report = answer
+            envelope = Envelope(lane.sources, *told)
             self.ready.append((lane.index, (value, envelope)))
             self.meter.items += 1
             self.meter.bytes += num_bytes

@@ -85,7 +85,7 @@ class Union(Stage):
         return not one.ended and self.limits.hold(one.name, {other.name for other in self.inputs if other.ended})
 
     def _stuck(self) -> Word:
-        self.run.blocked.append(self)
+        self.run.blocked.extend([self] if self.limits.limits else ())
         return Word.PENDING
 
     def state(self) -> Any:

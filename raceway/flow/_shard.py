@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from time import perf_counter as _clock
+from time import time as _now
 from types import GeneratorType
 from typing import Any, ClassVar
 
@@ -84,7 +85,7 @@ class Reader(Op):
         if self.ended:
             return Word.END
         version = self.home.guests.get("version") if self.home else None
-        begun, begin = time.time(), time.perf_counter()
+        begun, begin = _now(), _clock()
         try:
             if self._items is None:
                 self._items = self.step.part.opened(self.gifts, self.position)
@@ -94,7 +95,7 @@ class Reader(Op):
             return Word.END
         except Exception as error:
             raise self.failure(error, None) from error
-        spent = time.perf_counter() - begin
+        spent = _clock() - begin
         item = value, Envelope(self.sources, self.position, version, begun, begun + spent)
         self.position += 1
         self.meter.count(item, spent)
@@ -129,7 +130,7 @@ class RunningShard:
         self._marked: list[Any] = [op for op in self._row if isinstance(op, (Reader, Take))]
         for op, position in zip(self._marked, marks, strict=False):
             op.position, op.ended = position, isinstance(op, Take) and position >= op.count
-        self._idle_since = self._report_at = time.perf_counter()
+        self._idle_since = self._report_at = _clock()
         if state is not None:
             for op, saved in zip(self._row, state["operators"], strict=True):
                 op.restore(saved)
@@ -139,18 +140,17 @@ class RunningShard:
 
     def pull(self) -> tuple[Any, ...]:
         """Return an item, its envelope, the source's position, what is held, and counters; at the end just these."""
-        self._row[0].meter.waiting += time.perf_counter() - self._idle_since
+        self._row[0].meter.waiting += _clock() - self._idle_since
         answer = self._row[-1].poll()
-        self._idle_since = now = time.perf_counter()
+        self._idle_since = now = _clock()
         if isinstance(answer, Word):
             return (self.report(),)
         report = None
         if now >= self._report_at:
             self._report_at, report = now + _REPORT_SECONDS, self.report()
-        value, (_, sequence, version, begun, done, size, _) = answer[0], unsealed(answer[1])
-        held = sum([op.num_held for op in self._row])
         marks = [op.position for op in self._marked]
-        return value, sequence, version, begun, done, size, marks, held, report
+        held = sum([op.num_held for op in self._row[1:]])
+        return answer[0], unsealed(answer[1])[1:6], marks, held, report
 
     def report(self) -> list[tuple[Any, ...]]:
         """Return the counters of the source and of every operator."""
