@@ -31,6 +31,7 @@ from raceway.errors import (
 )
 
 _THREAD_NAME = "raceway-guest"
+_HANDFUL = 4  # answers that are left lying until all have come
 POLICIES = ("restart", "drop", "raise")
 
 
@@ -275,8 +276,8 @@ class Pulls(Generic[G]):
         def arrived(future: Future[Any]) -> None:
             payload = future.payload()
             arrivals.append((guest, future, payload))
-            if self._all and payload is not None and len(arrivals) < self.num_out:
-                return  # there is nothing to do yet
+            if self._all and payload is not None and len(arrivals) < min(self.num_out, _HANDFUL):
+                return  # there is nothing to do yet, and to look at one while others work would hold these up
             if noticed:
                 news.append(guest)
             else:
