@@ -30,7 +30,7 @@ import logging
 import os
 import pickle
 import traceback
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from types import TracebackType
 from typing import Any
 
@@ -212,6 +212,17 @@ def unknown(what: str, value: object, choices: Iterable[str], hint: str = "") ->
     close = difflib.get_close_matches(str(value), names, n=1)
     guess = f" Did you mean {close[0]!r}?" if close else ""
     return ConfigError(f"unknown {what} {value!r}.{guess} Choose from: {', '.join(names)}.{' ' + hint if hint else ''}")
+
+
+def known(what: str, value: str, choices: Collection[str]) -> str:
+    """Check that a name is one of `choices` and return it.
+
+    >>> known("engine", "ray", ["inline", "process", "ray"])
+    'ray'
+    """
+    if value not in choices:
+        raise unknown(what, value, choices)
+    return value
 
 
 def whole(what: str, value: object, least: int = 1) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
 from typing import Any, ClassVar
 
-from raceway.errors import FlowError
+from raceway.errors import ConfigError, FlowError, known, positive
 from raceway.state import Stateful
 
 
@@ -64,6 +64,26 @@ class Limits(Stateful):
                 if taken + 1 > most if limit.size is None else taken >= most:
                     return True
         return False
+
+
+def weights_of(
+    names: Sequence[str], weights: Sequence[float] | Mapping[str, float] | None, where: str = "union"
+) -> dict[str, float]:
+    """Return the weight of every stream. They are given by name, or in the order of the streams; the default is 1.
+
+    >>> weights_of(["a", "b"], {"b": 0.5})
+    {'a': 1, 'b': 0.5}
+    """
+    if weights is None or isinstance(weights, Mapping):
+        chosen = dict(weights or {})
+    elif len(weights) != len(names):
+        raise ConfigError(f"{where} of {len(names)} branches was given {len(weights)} weights: {weights!r}")
+    else:
+        chosen = dict(zip(names, weights, strict=True))
+    for name, weight in chosen.items():
+        known(f"branch of {where}", name, names)
+        positive(f"the weight of branch {name!r}", weight)
+    return {name: chosen.get(name, 1) for name in names}
 
 
 class Turns(Stateful):

@@ -258,6 +258,9 @@ class Pulls(Generic[G]):
         """What has come and was not taken in; no payload means a failure."""
         self._callbacks = {guest: self._callback(guest, news) for guest in guests}
 
+    def __len__(self) -> int:
+        return self.num_out
+
     def ask(self, guest: G) -> None:
         """Ask a guest once."""
         future = guest.engine.send(guest.actor, guest.request, timeout=guest.failures.deadline)

@@ -56,12 +56,12 @@ class Gather(Stage):
         self.pulls = Pulls(self.lanes, run.news, lambda *told: run.happened(*told), isinstance(self, GatherSync))
         self.ready: deque[tuple[int, Item]] = deque()  # what has come, with the number of its lane
         self.opened = self.closed = False
+        self.busy: Any = self.pulls  # what is under way
 
     def open(self) -> None:
         """Start the shards, the first time."""
-        for lane in self.lanes if not self.opened else ():
-            if not lane.ended:
-                lane.begin()
+        for lane in [one for one in self.lanes if not (self.opened or one.ended)]:
+            lane.begin()
         self.opened = True
 
     def take_in(self) -> None:
@@ -79,10 +79,6 @@ class Gather(Stage):
             lane.reports[-1] = lane.reports[-1] if report is None else report
             if self.run.observed:
                 self.run.arrived(lane, envelope)
-
-    @property
-    def busy(self) -> bool:
-        return self.pulls.num_out > 0 and not self.closed
 
     def state(self) -> Any:
         futures = [lane.ask("state") if self.opened and lane.reachable else None for lane in self.lanes]
@@ -103,7 +99,7 @@ class Gather(Stage):
     def close(self) -> None:
         for lane in self.lanes if self.opened and not self.closed else ():
             lane.close()
-        self.closed = True
+        self.closed, self.busy = True, ()
         self.poll = lambda: Word.END  # type: ignore[method-assign]
 
 

@@ -7,14 +7,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from raceway.engine.base import Actor
-from raceway.errors import ConfigError, positive, unknown, whole
+from raceway.errors import ConfigError, known, unknown, whole
 from raceway.flow._join import Branch, Input, Moved, Queue, Split, Union
 from raceway.flow._ops import Batch, Combine, Filter, FlatMap, Flatten, ForEach, Op, Shuffle, Take, with_source
 from raceway.flow._plan import Node, Source, wanted
 from raceway.flow._run import Run
 from raceway.flow._shard import Origin, once
 from raceway.flow.explain import Explained, name_of
-from raceway.limits import Limits, RateLimit, Turns
+from raceway.limits import Limits, RateLimit, Turns, weights_of
 
 T_co = TypeVar("T_co", covariant=True)
 U = TypeVar("U")
@@ -250,21 +250,14 @@ def _union(kind: str, branches: Any, named: Any, weights: Any, limits: Any, emit
     wrong = [one for one in inputs.values() if not isinstance(one, Iter)]
     if wrong or not inputs:
         raise ConfigError(f"{kind} takes sequential streams (gather a ParIter first), not {wrong or 'nothing'}")
-    if weights is not None and not isinstance(weights, Mapping):
-        if len(weights) != len(inputs):
-            raise ConfigError(f"{kind} of {len(inputs)} branches was given {len(weights)} weights: {weights!r}")
-        weights = dict(zip(inputs, weights, strict=True))
-    for name in [*(weights or ()), *(emit or ()), *(name for one in limits for name in (one.branch, one.per))]:
-        if name not in inputs:
-            raise unknown(f"branch of {kind}", name, inputs)
-    for name, weight in (weights or {}).items():
-        positive(f"the weight of branch {name!r}", weight)
+    weight = weights_of(list(inputs), weights, kind)
+    for name in [*(emit or ()), *(name for one in limits for name in (one.branch, one.per))]:
+        known(f"branch of {kind}", name, inputs)
 
     def make(run: Any, node: Node) -> Union:
         rows = zip(inputs, node.parents, strict=True)
         made = [Input(name, run.stage(parent), not emit or name in emit) for name, parent in rows]
-        turns = Turns([(weights or {}).get(name, 1) for name in inputs])
-        return Union(run, node, made, turns, Limits(limits), in_turn=kind == "union")
+        return Union(run, node, made, Turns([*weight.values()]), Limits(limits), in_turn=kind == "union")
 
-    label = f"{kind}({', '.join(f'{name}: {weights.get(name, 1)}' if weights else name for name in inputs)})"
+    label = f"{kind}({', '.join(f'{name}: {weight[name]}' if weights else name for name in inputs)})"
     return Iter(Node(label, make, [one._node for one in inputs.values()], inputs=list(inputs)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from raceway.engine.base import Actor
@@ -18,9 +17,6 @@ from raceway.limits import Limits, Turns
 
 if TYPE_CHECKING:
     from raceway.flow._run import Run
-
-
-_ENDED = attrgetter("ended")
 
 
 @dataclass
@@ -45,7 +41,7 @@ class Union(Stage):
         self.next = self._next_in_turn if in_turn else self._next_ready
 
     def poll(self) -> Item | Word:
-        while not all(map(_ENDED, self.emitting)):
+        while False in [one.ended for one in self.emitting]:
             found = self.next()
             if isinstance(found, Word):
                 return found
@@ -66,7 +62,7 @@ class Union(Stage):
             if answer is Word.PENDING:
                 return answer
             self.inputs[place].ended = True
-        return Word.END if all(map(_ENDED, self.inputs)) else self._stuck()
+        return Word.END if all(one.ended for one in self.inputs) else self._stuck()
 
     def _next_ready(self) -> tuple[Input, Item] | Word:
         total = len(self.inputs)
@@ -78,7 +74,7 @@ class Union(Stage):
                     self.turns.turn = (place + 1) % total
                     return one, answer
                 one.ended = answer is Word.END
-        return Word.END if all(map(_ENDED, self.inputs)) else self._stuck()
+        return Word.END if all(one.ended for one in self.inputs) else self._stuck()
 
     def holds(self, one: Input) -> bool:
         """Whether a rate limit holds an input up."""

@@ -80,11 +80,6 @@ class Op(Stage):
         shard, shown = self.gifts.get("shard"), item and (unsealed(item[1]).sequence, item[0])
         return OperatorError.of(error, self.step.label, self.step.where, None if shard is None else shard.number, shown)
 
-    def through(self, item: Item) -> tuple[Any, Any]:
-        """Return the one value that comes of an item, and the counters."""
-        self.take(item)
-        return self.ready.popleft()[0], self.meter.figures()
-
     @property
     def num_held(self) -> int:
         """How many items it has taken in that it has not given on."""
@@ -117,8 +112,28 @@ class Calling(Op):
 
 
 class ForEach(Calling):
-    def feed(self, item: Item) -> Iterable[Item]:
-        return ((self.call(item) if self.asked else self.function(item[0]), item[1]),)
+    """One value for every item: the most usual operator, and so it goes the shortest way."""
+
+    def poll(self) -> Item | Word:
+        answer = Word.END if self.ended else self.parent.poll()
+        if not isinstance(answer, Word):
+            return self.apply(answer), answer[1]
+        self.ended = answer is Word.END
+        return answer
+
+    def apply(self, item: Item) -> Any:
+        """Return the value that comes of an item."""
+        begin = time.perf_counter()
+        try:
+            value = self.call(item) if self.asked else self.function(item[0])
+        except Exception as error:
+            raise self.failure(error, item) from error
+        self.meter.count(item, time.perf_counter() - begin)
+        return value
+
+    def through(self, item: Item) -> tuple[Any, Any]:
+        """Return the value, and the counters."""
+        return self.apply(item), self.meter.figures()
 
 
 class Filter(Calling):

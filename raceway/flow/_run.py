@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from raceway.engine.news import News
-from raceway.errors import ConfigError, FlowError, close_all, unknown
+from raceway.errors import ConfigError, FlowError, close_all, known
 from raceway.flow._gather import Gather
 from raceway.flow._join import Moved, Queue, Split, Union
 from raceway.flow._ops import Op, Stage
@@ -130,8 +130,7 @@ class Run(Observed, AbstractContextManager["Run[T_co]"], Iterator[T_co], Generic
 
         Items that were asked for and not read yet are waited for and kept (`drain`), or left out (`drop`).
         """
-        if in_flight not in ("drain", "drop"):
-            raise unknown("policy for items in flight", in_flight, ("drain", "drop"))
+        known("policy for items in flight", in_flight, ("drain", "drop"))
         if self._closed:
             raise FlowError("the run is over: there is no state to go on from")
         self.keeps_in_flight = in_flight == "drain"
