@@ -4,7 +4,8 @@ A value travels as one wire: a small header with the encoded body (`bytes`, whic
 where there are large arrays a list of that and their memory, which Ray keeps in its object store and reads without a
 copy. `Host` is what runs in an actor. What Ray tells on threads of its own is only put into an inbox there and handled
 in the reactor's loop: a thread of Ray's that waited for the engine's lock, held by one that waits for Ray, would never
-wake.
+wake. But to be told of every result costs a fifth of a small call: who waits for nothing but calls asks Ray for them
+himself, and only calls that nobody has come to wait for are told of.
 
 Requests of actors go through a mailbox, an asynchronous Ray actor, because Ray lets an actor call actors but not the
 driver. The mailbox also watches over the actors: it has one call out to each that can never begin, and that fails at
