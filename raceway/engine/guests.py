@@ -270,7 +270,7 @@ class Pulls(Generic[G]):
 
     def awaited(self) -> tuple[list[Future[Any]], int] | None:
         """Return the first request to each guest, and how many must be done before there is anything to do."""
-        futures = [guest.out[0] for guest in self._guests if guest.out]
+        futures = [guest.out[0] for guest in self._guests if guest.out and not guest.out[0].done()]
         return None if futures and self._elsewhere else (futures, len(futures) if self._all else 1)
 
     def _callback(self, guest: G, news: News) -> Callable[[Future[Any]], None]:

@@ -150,6 +150,7 @@ class RayEngine(EngineCore):
         self._untold: dict[Future[Any], Call] = {}  # and of which it was not asked to tell
         self._will_listen = False
         self._num_asking = 0  # threads that ask Ray for results
+        self._spared = False  # whether calls were left untold once more, for one who may come again to ask
         self._asked_at = -math.inf  # when one last did
         self._bell_out, self._bell_in = socket.socketpair()
         self._bell_out.setblocking(False)
@@ -209,6 +210,7 @@ class RayEngine(EngineCore):
             replied = dict(self._calls[future] for future in futures if future in self._calls)
             if not replied or len(replied) < len(futures):
                 return False
+            mine = {future: self._untold.pop(future) for future in futures if future in self._untold}
             self._num_asking += 1
         try:
             found = _ready(list(replied), count, seconds)
@@ -216,10 +218,11 @@ class RayEngine(EngineCore):
             with self.lock:
                 self._num_asking -= 1
                 self._asked_at = self.clock()
-                if self._untold and not self._will_listen:
-                    self._listen_later(_AWAY_SECONDS)
                 for ref, result in found.items():
                     replied[ref](result)
+                self._untold |= {future: call for future, call in mine.items() if future in self._calls}
+                if self._untold and not self._will_listen:
+                    self._listen_later(_AWAY_SECONDS)
                 if found:
                     self.reactor.changed()
         return True
@@ -230,9 +233,9 @@ class RayEngine(EngineCore):
 
     def _listen_if_idle(self) -> None:
         self._will_listen = False
-        if self._num_asking:
-            return  # who asks sees to it
-        if self.clock() - self._asked_at < _AWAY_SECONDS:
+        comes_again = not self._num_asking and self.clock() - self._asked_at < _AWAY_SECONDS
+        self._spared = comes_again and not self._spared  # once, or it would be for ever
+        if self._spared:
             self._listen_later(_AWAY_SECONDS)
         else:
             self._listen()
@@ -442,8 +445,8 @@ class RayEngine(EngineCore):
             self._when(ref, replied)  # it gets its next call then, whoever waits for what
             return
         self._untold[future] = ref, replied
-        if not (self._will_listen or self._num_asking):
-            self._listen_later()
+        if not self._will_listen:
+            self._listen_later(_AWAY_SECONDS if self.clock() - self._asked_at < _AWAY_SECONDS else _FRESH_SECONDS)
 
     def _count(self, actor: RayActor, handles: Sequence[Handle] | None) -> None:
         if handles:
@@ -596,10 +599,8 @@ def _ready(refs: list[Any], count: int, seconds: float) -> dict[Any, Any]:
     if count >= len(refs):
         try:
             return dict(zip(refs, ray.get(refs, timeout=seconds), strict=True))
-        except ray.exceptions.GetTimeoutError:
-            seconds = 0
         except ray.exceptions.RayError:
-            seconds = 0  # one of them, at once
+            seconds = 0  # the time is up, or one of them has failed
     found = {}
     for ref in ray.wait(refs, num_returns=count, timeout=seconds)[0]:
         try:

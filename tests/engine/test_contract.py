@@ -124,6 +124,19 @@ def test_results_come_in_while_the_driver_computes(engine: EngineCore) -> None:
     assert eventually(call.done)  # without ever waiting in the engine
 
 
+@engines(*REMOTE)
+def test_a_callback_does_not_wait_for_whoever_waits_for_another_call(engine: EngineCore) -> None:
+    slow, quick = engine.spawn(Box), engine.spawn(Box)
+    engine.wait([slow.ready, quick.ready], timeout=GENEROUS)
+    seen = []
+    for _ in range(3):
+        first = quick.call("echo", 1)
+        second = slow.call("sleep", 1.0)
+        first.add_done_callback(lambda _, second=second: seen.append(second.done()))
+        assert second.result(GENEROUS) == "slept"
+    assert seen == [False] * 3
+
+
 def test_a_callback_that_fails_harms_nobody(engine: EngineCore, caplog: pytest.LogCaptureFixture) -> None:
     box = engine.spawn(Box)
     box.ready.result(GENEROUS)
