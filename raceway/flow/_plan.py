@@ -70,7 +70,7 @@ class Word(enum.Enum):
     END = "there are no more"
 
 
-class StreamEnd(Exception):  # noqa: N818: it is no error
+class StreamEnd(Exception):
     """Raised by the method behind `create(actors, method)` to say that there are no more items."""
 
 

@@ -472,9 +472,11 @@ def test_interrupt_goes_to_the_driver_alone(engine_name: str, tmp_path: Path) ->
     script = tmp_path / "driver.py"
     script.write_text(
         f"""
+import signal
 import sys
 from raceway.engine import make_engine
 from tests.engine.actors import Box
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell without job control puts behind
 try:
     with make_engine({engine_name!r}) as engine:
         actors = [engine.spawn(Box) for _ in range(2)]
