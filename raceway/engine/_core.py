@@ -398,16 +398,12 @@ class EngineCore:
 
     # Waiting.
 
-    def block(
-        self,
-        ready: Callable[[], Any],
-        timeout: float | None,
-        on: Future[Any] | None = None,
-        among: Among | None = None,
-    ) -> None:
+    def block(self, ready: Callable[[], Any], timeout: float | None, on: Future[Any] | Among | None = None) -> None:
         """Return when `ready()`; raise WaitTimeout if that takes too long."""
         if not self.reactor.wait(ready, timeout):
-            raise WaitTimeout(f"{on if on is not None else 'the futures'} not done after {timeout:g} s; still going on")
+            raise WaitTimeout(
+                f"{on if isinstance(on, Future) else 'the futures'} not done after {timeout:g} s; still going on"
+            )
 
     def wait(
         self, futures: Sequence[Future[T]], *, count: int | None = None, timeout: float | None = None
@@ -426,7 +422,7 @@ class EngineCore:
         for future in futures:
             future.add_done_callback(tick)
         try:
-            self.block(lambda: left <= 0, timeout, among=lambda: ([f for f in futures if not f.done()], left))
+            self.block(lambda: left <= 0, timeout, lambda: ([f for f in futures if not f.done()], left))
         except WaitTimeout:
             for future in futures:
                 future.remove_done_callback(tick)

@@ -257,20 +257,14 @@ class Waiting(Protocol):
 
     lock: Any
 
-    def block(
-        self,
-        ready: Callable[[], Any],
-        timeout: float | None,
-        on: Future[Any] | None = None,
-        among: Among | None = None,
-    ) -> None:
+    def block(self, ready: Callable[[], Any], timeout: float | None, on: Future[Any] | Among | None = None) -> None:
         """Return when `ready()`; raise WaitTimeout if that takes too long.
 
         Args:
             ready: whether it is over.
             timeout: seconds.
-            on: the one future that is waited for.
-            among: says without which futures nothing can become ready; some engines wait for these faster.
+            on: the future that is waited for, or a function that says without which futures nothing can become ready;
+                some engines wait for these faster.
         """
 
     def decode(self, payload: Payload) -> Any:

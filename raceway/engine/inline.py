@@ -111,17 +111,11 @@ class InlineEngine(EngineCore):
         assert isinstance(actor, InlineActor)
         return not actor.busy
 
-    def block(
-        self,
-        ready: Callable[[], Any],
-        timeout: float | None,
-        on: Future[Any] | None = None,
-        among: Among | None = None,
-    ) -> None:
+    def block(self, ready: Callable[[], Any], timeout: float | None, on: Future[Any] | Among | None = None) -> None:
         """Wait for another thread's promise; a call that has not run by now waits for the one that asks."""
-        actor = on.actor if on is not None else None
+        actor = on.actor if isinstance(on, Future) else None
         is_mine = isinstance(actor, InlineActor) and actor.busy and actor.thread == threading.get_ident()
-        if is_mine and actor is not None and on is not None and not ready():
+        if is_mine and actor is not None and isinstance(on, Future) and not ready():
             raise DeadlockError(f"{actor.name} waits for its own call {on.method!r}, which can only run after this one")
         until = None if timeout is None else time.monotonic() + timeout
         self.flush()

@@ -37,7 +37,7 @@ class News(deque[Any]):
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for news and forget them. Return whether there were any in time."""
         try:
-            self.engine.block(self.__len__, timeout, among=self._awaited)
+            self.engine.block(self.__len__, timeout, self._awaited)
         except WaitTimeout:
             return False
         self.clear()

@@ -184,20 +184,14 @@ class RayEngine(EngineCore):
 
     # News from Ray.
 
-    def block(
-        self,
-        ready: Callable[[], Any],
-        timeout: float | None,
-        on: Future[Any] | None = None,
-        among: Among | None = None,
-    ) -> None:
+    def block(self, ready: Callable[[], Any], timeout: float | None, on: Future[Any] | Among | None = None) -> None:
         """Return when `ready()`; raise WaitTimeout if that takes too long.
 
         Who waits for calls alone asks Ray itself for their results: to be told of them costs a fifth more.
         """
         until = math.inf if timeout is None else time.monotonic() + timeout
         while not ready():
-            awaited = ([on], 1) if on is not None else among() if among is not None else None
+            awaited = ([on], 1) if isinstance(on, Future) else on() if on is not None else None
             left = _ASK_SECONDS if timeout is None else min(_ASK_SECONDS, until - time.monotonic())
             if awaited is None or left <= 0 or not self._ask_ray(*awaited, left):
                 self._listen()
