@@ -51,7 +51,7 @@ class Gather(Stage):
 
     def __init__(self, run: Run[Any], node: Node, plans: list[ShardPlan], num_async: int = 1) -> None:
         self.meter = Meter(newest=run.newest_version)
-        self.run, self.num_async = run, num_async
+        self.run, self.num_async, self.given = run, num_async, run.given
         self.lanes = [Lane(index, plan, run, run.numbers[node]) for index, plan in enumerate(plans)]
         self.pulls = Pulls(self.lanes, run.news, lambda *told: run.happened(*told), isinstance(self, GatherSync))
         self.ready: deque[tuple[int, Item]] = deque()  # what has come, with the number of its lane
@@ -132,21 +132,19 @@ class GatherSync(Gather):
 class GatherAsync(Gather):
     """Items as they come, at most so many asked of a shard: the next when the driver is back, having dealt with one."""
 
-    given: list[Lane] | None = None
-
     def poll(self) -> Item | Word:
-        if self.given is None:
+        if not self.opened:
             self.open()
             there = [index for index, _ in self.ready]
-            self.given = [lane for lane in self.lanes for _ in range(self.num_async - there.count(lane.index))]
-        while self.given:
-            lane = self.given.pop(0)
-            if not lane.ended:
-                self.pulls.ask(lane)
+            self.given += [(self, lane) for lane in self.lanes for _ in range(self.num_async - there.count(lane.index))]
+        while self.given:  # also to other gathers of the run: no shard waits for its gather's turn in a union
+            gather, lane = self.given.pop(0)
+            if not (lane.ended or gather.closed):
+                gather.pulls.ask(lane)
         self.take_in()
         if self.ready:
             index, item = self.ready.popleft()
             self.meter.saw(item[1])
-            self.given.append(self.lanes[index])
+            self.given.append((self, self.lanes[index]))
             return item
         return self.run.waiting(self.meter) if self.pulls.num_out else Word.END

@@ -37,6 +37,7 @@ class Run(Observed, AbstractContextManager["Run[T_co]"], Iterator[T_co], Generic
         self.measure = measure
         self.blocked: list[Split | Union] = []  # stages that did not go on, not for want of items
         self.queues: list[Queue] = []
+        self.given: list[tuple[Gather, Any]] = []  # shards whose items were dealt with: to be asked again
         self.keeps_in_flight = True
         self.stages: dict[Node, Any] = {}
         self._actors = {actor.name: actor for node in self.nodes for actor in node.actors}

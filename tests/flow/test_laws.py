@@ -285,6 +285,14 @@ def test_union_async_starves_nobody(actors: list[Actor]) -> None:
     assert min(seen["always"], seen[0], seen[1]) >= 3
 
 
+def test_a_shard_is_asked_again_before_its_branch_has_its_turn(actors: list[Actor]) -> None:
+    left, right = (create([actor], "make").gather_async() for actor in actors)
+    with iter(union_async(left, right)) as run:
+        sources = [next(run)[0] for _ in range(2)]
+        asked = [len(log_of(actor)) for actor in actors]  # a shard does its calls in the order they were sent
+        assert asked[sources[0]] == 2
+
+
 # Streams that part.
 
 
