@@ -17,6 +17,7 @@ RacewayError
 ├── FlowError                        a flow went wrong
 │   ├── OperatorError                an operator or source raised; says which, where, on what item
 │   └── ShardFailed                  a shard's actor died and the failure policy says to raise, or is used up
+├── EnvironmentFailed                an environment raised, or gave what no policy can use
 ├── DeadlockError                    an actor would wait for itself
 └── UnknownReference                  a reference that this run does not know
     ├── ForeignReference             it belongs to another Runner
@@ -184,6 +185,22 @@ def _shown(value: object, most: int = 200) -> str:
 
 class ShardFailed(FlowError):
     """A shard's actor died, and the failure policy says to raise or has no budget left. The `__cause__` says why."""
+
+
+class EnvironmentFailed(RacewayError):
+    """An environment raised, or gave NaN or something of another shape than its spaces say.
+
+    Attributes:
+        slot: which environment of its vector.
+        place: where it was: the worker, shard, environment, episode and step, as text.
+    """
+
+    def __init__(self, problem: str, slot: int, place: str = "") -> None:
+        super().__init__(f"{problem}\n  in {place}" if place else problem)
+        self.problem, self.slot, self.place = problem, slot, place
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.problem, self.slot, self.place)
 
 
 class DeadlockError(RacewayError):

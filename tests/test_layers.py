@@ -15,9 +15,11 @@ LAYERS = [
     {"engine"},
     {"flow"},
     {"runner"},
-    {"rl", "envs", "policies", "replay"},
+    {"rl"},
+    {"envs", "policies", "replay"},
     {"ops"},
     {"algorithms", "runs", "torchrl"},
+    {"training"},
     {"cli", "dashboard"},
 ]
 RANK = {package: rank for rank, layer in enumerate(LAYERS) for package in layer}

@@ -46,6 +46,8 @@ class Failures:
     window: float = 60.0
     deadline: float | None = None
     """Seconds that one request may take before the actor is killed."""
+    errors: bool = True
+    """Whether also what a guest raises counts, or only that its actor died."""
     on_restart: Callable[[Actor], Any] | None = None
     """Called with the actor before its guest is made anew. What it sends is handled first."""
 
@@ -122,7 +124,7 @@ class Guest:
     def failed(self, error: BaseException, may_drop: bool = False) -> str:
         """Do what the policy says and return what was done, `restarted` (it must begin anew) or `dropped`; or raise."""
         failures = self.failures
-        if isinstance(error, (ActorError, OperatorError)):
+        if isinstance(error, (ActorError, OperatorError) if failures.errors else ActorError):
             if failures.policy == "drop" and may_drop:
                 self.dropped = self.ended = True
                 return "dropped"

@@ -141,8 +141,8 @@ def create(
 ) -> ParIter[Any]:
     """Make a stream of what actors produce: a method is called for every item, or the actor's own object iterated.
 
-    The method may declare `shard=given`, and ends its stream by raising `StreamEnd`. Shards are dealt out to the actors
-    in turn. `shard.generator()` is made of the seed and the shard's number.
+    The method may declare `shard=given`, and `number=given` for the item's number in its shard, which goes on after a
+    restart. It ends its stream by raising `StreamEnd`. Shards are dealt out to the actors in turn.
 
     >>> list(create(actors, "sample").take(2).gather_sync())
     [[0, 0], [1, 1]]
@@ -183,4 +183,4 @@ def send_msg(to: Actor | Source, method: str, *args: Any, version: int | None = 
         raise ConfigError(f"a message goes to an actor, or to a source that knows its actor, not to {to!r}")
     if version is not None:
         actor.notes["version"] = max(version, actor.notes.get("version", version))
-    return actor.engine.send(actor, actor.engine.message(deliver, (method, version, args, kwargs)))
+    return actor.engine.send(actor, actor.engine.message(deliver, (method, version, *args), kwargs))

@@ -37,8 +37,7 @@ class Node:
         while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
             frame = frame.f_back
         self.step = Step(label, f"{frame.f_code.co_filename}:{frame.f_lineno}", part, settings)
-        self.label = label
-        self.kind = label.partition("(")[0]
+        self.label, self.kind = label, label.partition("(")[0]
         self.parents = tuple(parents)
         self.actors = tuple(actors)  # where it runs, if it says so itself
         self.parallel: bool = settings.get("parallel", False)
@@ -57,9 +56,9 @@ def walk(node: Node, seen: set[Node] | None = None) -> Iterator[Node]:
         yield node
 
 
-def wanted(function: Callable[..., Any], parallel: bool) -> tuple[str, ...]:
+def wanted(function: Callable[..., Any], parallel: bool, *more: str) -> tuple[str, ...]:
     """Return what an operator asks to be given."""
-    offered = ("actor", "envelope", "shard") if parallel else ("envelope",)
+    offered = ("actor", "envelope", "shard", *more) if parallel else ("envelope",)
     return asked_for(function, offered, "on a shard or an actor" if parallel else "in the driver")
 
 

@@ -14,7 +14,7 @@ from raceway.engine.base import Home
 from raceway.errors import FlowError
 from raceway.flow._ops import ForEach, Op, Stage, Take
 from raceway.flow._plan import Envelope, Gifts, Item, Shard, Source, Step, StreamEnd, Word, unsealed, wanted
-from raceway.given import given
+from raceway.given import asked_for, given
 
 _REPORT_SECONDS = 0.2  # how often a shard sends its counters along with an item
 
@@ -27,7 +27,7 @@ class Origin:
 
     def __init__(self, function: Callable[..., Iterable[Any]], parallel: bool, goes_on: bool = False) -> None:
         self.function = function
-        self.asked = wanted(function, parallel)
+        self.asked = wanted(function, parallel, "number")
         self.goes_on = goes_on
 
     def opened(self, gifts: Gifts, position: int) -> Iterator[Any]:
@@ -57,12 +57,13 @@ def itself(*, actor: Any = given) -> Iterable[Any]:
     return actor  # type: ignore[no-any-return]
 
 
-def calls(method: str, *, actor: Any = given, shard: Shard = given) -> Iterator[Any]:
-    """Call a method of the actor's object for every item."""
+def calls(method: str, *, actor: Any = given, shard: Shard = given, number: int = given) -> Iterator[Any]:
+    """Call a method of the actor's object for every item, beginning with this one."""
     function = getattr(actor, method)
-    gifts = {"shard": shard} if "shard" in wanted(function, parallel=True) else {}
+    asked = asked_for(function, ("number", "shard"), "behind create()")
     while True:
-        yield function(**gifts)
+        gifts, number = {"number": number, "shard": shard}, number + 1
+        yield function(**{name: gifts[name] for name in asked})
 
 
 def once(items: list[Iterator[Any]]) -> Iterator[Any]:
@@ -88,7 +89,7 @@ class Reader(Op):
         begun, begin = _now(), _clock()
         try:
             if self._items is None:
-                self._items = self.step.part.opened(self.gifts, self.position)
+                self._items = self.step.part.opened({**self.gifts, "number": self.position}, self.position)
             value = next(self._items)
         except (StopIteration, StreamEnd):  # of the iterator itself: from within a method it is a RuntimeError here
             self.ended = True
@@ -173,7 +174,7 @@ def operator_on(home: Home, step: Step, measure: bool, state: Any) -> Op:
     return op
 
 
-def deliver(home: Home, method: str, version: int | None, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def deliver(home: Home, method: str, version: int | None, /, *args: Any, **kwargs: Any) -> Any:
     """Hand a message to the actor's object and note the version that it brings."""
     result = getattr(home.object, method)(*args, **kwargs)
     if version is not None:

@@ -1,0 +1,192 @@
+"""What every algorithm has: settings, a context to run in, and a name to be found by."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import Any
+
+from gymnasium import spaces
+
+from raceway.engine.base import Actor
+from raceway.envs import EnvSettings, Slots, SteppedSlots
+from raceway.errors import ConfigError, known, positive, unknown, whole
+from raceway.flow import Iter, ParIter
+from raceway.ops import Learner, RolloutSettings, TrainStats, UpdateWeights
+from raceway.rl import Batch
+
+ENTRY_POINTS = "raceway.algorithms"
+"""The group of entry points under which other packages register algorithms."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmConfig:
+    """Settings that every algorithm has. The text under a field is its help on the command line."""
+
+    env: Any = "cartpole"
+    """Environment: a short name, any Gymnasium id, or module:Id."""
+    env_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Arguments for making the environment, as key=value."""
+    seed: int = 0
+    """Seed of everything that is random. The same seed gives the same bytes on every engine."""
+    iterations: int | None = None
+    """Training iterations (100, if no other limit on the length is given)."""
+    total_timesteps: int | None = None
+    """Stop after so many steps of environments."""
+    stop_return: float | None = None
+    """Stop when the mean return of the last 100 episodes is this high."""
+    stop_seconds: float | None = None
+    """Stop after so many seconds of training."""
+    engine: str = "process"
+    """Where workers live: inline (this process), process (this machine) or ray (a cluster)."""
+    address: str | None = None
+    """Address of a Ray cluster; without one, Ray is started on this machine."""
+    num_workers: int | str = "auto"
+    """Number of workers; auto measures the environment and chooses. The results do not depend on it."""
+    num_envs: int = 100
+    """Environments that are played at the same time, in all shards together."""
+    num_shards: int | None = None
+    """Parts that rollouts are divided into: at most so many workers (20; 5 for an environment with a vector of its own,
+    such as CartPole). Changes the numbers, as num_envs does."""
+    vector: str = "auto"
+    """How environments are stepped: native (a vector of its own), stepped (one by one), envpool, or auto."""
+    network: Any = "mlp"
+    """Network: mlp, lstm, or module:function of (observation_space, action_space)."""
+    hidden: tuple[int, ...] | None = None
+    """Widths of the hidden layers."""
+    learner_threads: int = 1
+    """Threads of the learner. Changes the last bits of the numbers."""
+    run_dir: str | None = None
+    """Folder for config, metrics and plots (runs/<algorithm>-<env>-<seed>-<time>)."""
+
+    def __post_init__(self) -> None:
+        known("engine", self.engine, ("inline", "process", "ray"))
+        if self.address is not None and self.engine != "ray":
+            raise ConfigError(f"--address is of a Ray cluster, and the engine is {self.engine}. Use --engine ray.")
+        whole("seed", self.seed, 0)
+        for name in ("num_envs", "learner_threads"):
+            whole(name, getattr(self, name))
+        for name in ("iterations", "total_timesteps", "num_shards"):
+            if getattr(self, name) is not None:
+                whole(name, getattr(self, name))
+        if self.stop_seconds is not None:
+            positive("stop_seconds", self.stop_seconds)
+        if self.num_workers != "auto":
+            whole("num_workers", self.num_workers)
+        if self.num_shards is not None and self.num_envs % self.num_shards:
+            raise ConfigError(
+                f"num_envs {self.num_envs} cannot be divided into {self.num_shards} shards. Make it a multiple."
+            )
+        if isinstance(self.network, str) and ":" not in self.network:
+            known("network", self.network, ("mlp", "lstm"))
+
+    def for_env(self, slots: Slots) -> AlgorithmConfig:
+        """Return the same with what depends on the environment filled in."""
+        most = min(20 if isinstance(slots, SteppedSlots) else 5, self.num_envs)
+        divides = next(number for number in range(most, 0, -1) if self.num_envs % number == 0)
+        num_shards = self.num_shards or divides
+        if self.num_workers != "auto" and self.num_workers > num_shards:  # type: ignore[operator]
+            raise ConfigError(
+                f"{self.num_workers} workers need as many shards, and there are {num_shards}. Set num_shards too (that "
+                "changes the numbers)."
+            )
+        return dataclasses.replace(self, num_shards=num_shards)
+
+    def rollouts(self, env: EnvSettings) -> RolloutSettings:
+        """Return what workers play."""
+        raise NotImplementedError
+
+    @property
+    def num_iterations(self) -> int | None:
+        """The most iterations, if there is such a limit."""
+        if self.iterations is None and self.total_timesteps is None and self.stop_seconds is None:
+            return 100
+        return self.iterations
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a plan runs with."""
+
+    learner: Learner
+    workers: Sequence[Actor]
+    weights: UpdateWeights
+
+
+Plan = Callable[[ParIter[Batch], Any, Context], Iter[TrainStats]]
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A plan and its settings."""
+
+    name: str
+    config: type[Any]
+    plan: Plan
+    actions: tuple[str, ...]
+    """Kinds of action it is for: `discrete`, `multidiscrete`, `box`."""
+
+    @property
+    def summary(self) -> str:
+        """The first line of its page."""
+        module = importlib.import_module(self.plan.__module__)
+        return (module.__doc__ or "").strip().partition("\n")[0]
+
+    def settings(self, **settings: Any) -> Any:
+        """Return the config, having said what is unknown."""
+        names = {one.name for one in dataclasses.fields(self.config)}
+        for name in settings:
+            if name not in names:
+                raise unknown(f"setting of {self.name}", name, names)
+        return self.config(**settings)
+
+    def check_actions(self, space: spaces.Space, env: str) -> None:
+        """Refuse an environment whose actions it cannot choose."""
+        kinds = {"discrete": spaces.Discrete, "multidiscrete": spaces.MultiDiscrete, "box": spaces.Box}
+        if not isinstance(space, tuple(kinds[kind] for kind in self.actions)):
+            others = [name for name in algorithm_names() if _fits(find_algorithm(name), space, kinds)]
+            raise ConfigError(
+                f"{self.name} is for {' and '.join(self.actions)} actions, and {env} has {space}."
+                + (f" Use one of: {', '.join(others)}." if others else "")
+            )
+
+
+def _fits(one: Algorithm, space: spaces.Space, kinds: dict[str, Any]) -> bool:
+    return isinstance(space, tuple(kinds[kind] for kind in one.actions))
+
+
+_REGISTERED: dict[str, Algorithm] = {}
+
+
+def algorithm(name: str, config: type[Any], actions: Sequence[str] = ("discrete", "box")) -> Callable[[Plan], Plan]:
+    """Register a plan under a name."""
+
+    def register(plan: Plan) -> Plan:
+        _REGISTERED[name] = Algorithm(name, config, plan, tuple(actions))
+        return plan
+
+    return register
+
+
+def algorithm_names() -> list[str]:
+    """Return the names of all algorithms: a file here, or an entry point of another package."""
+    here = importlib.import_module("raceway.algorithms").__path__
+    files = [module.name for module in pkgutil.iter_modules(here) if module.name != "base"]
+    return sorted({*files, *_REGISTERED, *(point.name for point in entry_points(group=ENTRY_POINTS))})
+
+
+def find_algorithm(name: str) -> Algorithm:
+    """Return an algorithm by its name."""
+    if name not in _REGISTERED:
+        names = algorithm_names()
+        if name not in names:
+            raise unknown("algorithm", name, names)
+        for point in entry_points(group=ENTRY_POINTS, name=name):
+            point.load()
+        if name not in _REGISTERED:
+            importlib.import_module(f"raceway.algorithms.{name}")
+    return _REGISTERED[name]

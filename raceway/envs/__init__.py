@@ -1,0 +1,22 @@
+"""Environments: finding them by name, stepping many at once, and the seeds they begin with."""
+
+from raceway.envs.make import EnvSettings, make_env, make_slots
+from raceway.envs.names import ALIASES, find
+from raceway.envs.seeds import Purpose, seed_of
+from raceway.envs.slots import Slots, SteppedSlots
+from raceway.envs.vector import CartPoleSlots, EnvPoolSlots, VectorSlots
+
+__all__ = [
+    "ALIASES",
+    "CartPoleSlots",
+    "EnvPoolSlots",
+    "EnvSettings",
+    "Purpose",
+    "Slots",
+    "SteppedSlots",
+    "VectorSlots",
+    "find",
+    "make_env",
+    "make_slots",
+    "seed_of",
+]

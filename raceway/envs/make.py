@@ -1,0 +1,116 @@
+"""Making environments from what a user says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium as gym
+from gymnasium import spaces
+
+from raceway.envs.names import find, missing_extra
+from raceway.envs.slots import MaskFromInfo, Slots, SteppedSlots
+from raceway.envs.vector import CartPoleSlots, EnvPoolSlots, VectorSlots
+from raceway.errors import ConfigError, RacewayError, known
+
+VECTORS = ("auto", "native", "stepped", "envpool")
+
+
+@dataclass(frozen=True)
+class EnvSettings:
+    """Which environment, how it is made, and how many are stepped together."""
+
+    env: str | Callable[..., gym.Env]
+    """A short name, a Gymnasium id, `module:Id`, or a function that makes one."""
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    vector: str = "auto"
+    """`native` for the environment's own vector, `stepped` for one after the other, `envpool`; `auto` is the first of
+    the first two that there is."""
+
+    @property
+    def name(self) -> str:
+        """The environment's id, or the name of the function that makes it."""
+        return self.env if isinstance(self.env, str) else getattr(self.env, "__name__", repr(self.env))
+
+    def checked(self) -> EnvSettings:
+        """Return the same with the name as Gymnasium knows it. Raise ConfigError if there is no such environment."""
+        known("way to step environments", self.vector, VECTORS)
+        return EnvSettings(find(self.env) if isinstance(self.env, str) else self.env, self.kwargs, self.vector)
+
+
+def make_env(settings: EnvSettings) -> gym.Env:
+    """Make one environment."""
+    try:
+        if isinstance(settings.env, str):
+            # What the checker would find, the collector tells with the place.
+            env = gym.make(find(settings.env), disable_env_checker=True, **settings.kwargs)
+        else:
+            env = settings.env(**settings.kwargs)
+    except RacewayError:
+        raise
+    except (ImportError, gym.error.DependencyNotInstalled) as error:
+        raise missing_extra(settings.name, error) from error
+    except TypeError as error:
+        raise ConfigError(f"{settings.name} cannot be made with {dict(settings.kwargs)}: {error}") from error
+    except gym.error.Error as error:
+        raise ConfigError(f"{settings.name} cannot be made: {error}") from error
+    if not isinstance(env, gym.Env):
+        raise ConfigError(f"{settings.name} made {env!r}, which is no gymnasium.Env")
+    return _masked(env)
+
+
+def make_slots(settings: EnvSettings, num: int, seed: int = 0) -> Slots:
+    """Make environments that step together. Only EnvPool's take the seed; others are told one for every episode."""
+    settings = settings.checked()
+    if settings.vector == "envpool":
+        return _envpool(settings, num, seed)
+    if settings.vector != "stepped" and isinstance(settings.env, str):
+        spec = gym.spec(settings.env)
+        if spec.vector_entry_point is not None:
+            vector = _native(settings, num)
+            if vector is not None:
+                return vector
+        elif settings.vector == "native":
+            raise ConfigError(f"{settings.name} has no vector of its own. Use --vector auto.")
+    return SteppedSlots(lambda: make_env(settings), num)
+
+
+def _native(settings: EnvSettings, num: int) -> Slots | None:
+    mode = gym.VectorizeMode.VECTOR_ENTRY_POINT
+    try:
+        env = gym.make_vec(settings.env, num_envs=num, vectorization_mode=mode, **settings.kwargs)
+    except (ImportError, gym.error.DependencyNotInstalled) as error:
+        if settings.vector == "native":
+            raise missing_extra(settings.name, error) from error
+        return None
+    except TypeError as error:
+        raise ConfigError(f"{settings.name} cannot be made with {dict(settings.kwargs)}: {error}") from error
+    from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+
+    return CartPoleSlots(env) if type(env) is CartPoleVectorEnv else VectorSlots(env)
+
+
+def _envpool(settings: EnvSettings, num: int, seed: int) -> Slots:
+    try:
+        import envpool
+    except ImportError as error:
+        raise ConfigError("--vector envpool needs EnvPool: pip install 'raceway[envpool]'") from error
+    name = settings.name.removeprefix("ALE/")
+    if name not in envpool.list_all_envs():
+        raise ConfigError(f"EnvPool has no {name!r}. Use --vector auto.")
+    env = envpool.make(name, env_type="gymnasium", num_envs=num, seed=seed, num_threads=1, **settings.kwargs)
+    return EnvPoolSlots(env, num)
+
+
+def _masked(env: gym.Env) -> gym.Env:
+    """Return the environment with its mask in the observation, if it tells one with its first."""
+    if not isinstance(env.action_space, (spaces.Discrete, spaces.MultiDiscrete)):
+        return env
+    if isinstance(env.observation_space, spaces.Dict) and "action_mask" in env.observation_space.spaces:
+        return env
+    try:
+        _, info = env.reset(seed=0)
+    except Exception:  # it will be told where and when it happens in a run
+        return env
+    return MaskFromInfo(env, len(info["action_mask"])) if "action_mask" in info else env

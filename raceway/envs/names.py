@@ -1,0 +1,94 @@
+"""From what a user types to an environment that Gymnasium knows."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import gymnasium as gym
+
+from raceway.errors import ConfigError, unknown
+
+ALIASES = {
+    "cartpole": "CartPole-v1",
+    "acrobot": "Acrobot-v1",
+    "mountaincar": "MountainCar-v0",
+    "pendulum": "Pendulum-v1",
+    "lunarlander": "LunarLander-v3",
+    "halfcheetah": "HalfCheetah-v5",
+    "hopper": "Hopper-v5",
+    "walker2d": "Walker2d-v5",
+    "ant": "Ant-v5",
+    "pong": "ALE/Pong-v5",
+    "breakout": "ALE/Breakout-v5",
+}
+
+_EXTRAS = {
+    "mujoco": ("mujoco", "MuJoCo"),
+    "box2d": ("Box2D", "Box2D"),
+    "ale_py": ("ale_py", "the Arcade Learning Environment"),
+}
+
+
+def find(name: str) -> str:
+    """Return the Gymnasium id of an environment: of a short name, an id, or `module:Id` whose module registers it.
+
+    >>> find("cartpole")
+    'CartPole-v1'
+    """
+    name = ALIASES.get(name, name)
+    module, _, rest = name.rpartition(":")
+    if module:
+        _import(module, name)
+    elif rest.startswith("ALE/"):
+        register_atari(name)
+    if rest not in gym.registry and not _unversioned(rest):
+        raise unknown_environment(name)
+    return name
+
+
+def unknown_environment(name: str) -> ConfigError:
+    """Return the error for a name that nothing is registered under, with the nearest that are."""
+    short = [id.partition("-v")[0] for id in gym.registry]
+    message = str(unknown("environment", name.rpartition(":")[2], {*ALIASES, *gym.registry, *short}))
+    return ConfigError(
+        f"{message.partition(' Choose from')[0]} Give a short name ({', '.join(ALIASES)}), a Gymnasium id, or "
+        "module:Id for one that a module of yours registers."
+    )
+
+
+def missing_extra(name: str, error: BaseException) -> ConfigError:
+    """Return the error for an environment whose simulator is not installed."""
+    text = f"{name} {type(error).__module__} {error}".lower()
+    extra = next((extra for extra in ("mujoco", "box2d", "atari", "envpool") if extra in text), None)
+    if extra is None and ("ale" in text or "pygame" in text):
+        extra = "atari" if "ale" in text else None
+    advice = f"pip install 'raceway[{extra}]'" if extra else "install what the message names"
+    return ConfigError(f"{name} needs something that is not installed ({error}). To have it: {advice}")
+
+
+def register_atari(name: str) -> None:
+    """Have the Atari games registered, which Gymnasium does not know by itself."""
+    try:
+        import ale_py
+    except ImportError as error:
+        raise ConfigError(f"{name} needs the Arcade Learning Environment: pip install 'raceway[atari]'") from error
+    gym.register_envs(ale_py)
+
+
+def _unversioned(rest: str) -> bool:
+    return any(id.partition("-v")[0] == rest for id in gym.registry)
+
+
+def _import(module: str, name: str) -> None:
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # a module beside the user, as `python -m` would find it
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module + ".").startswith(error.name + "."):
+            raise
+        raise ConfigError(
+            f"environment {name!r}: there is no module {module!r} here ({error}). Run from the folder it is in, or "
+            "install it."
+        ) from error

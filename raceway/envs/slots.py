@@ -1,0 +1,111 @@
+"""Many environments stepped together. Each has a slot: its place in the arrays.
+
+Nothing is reset behind the collector's back: after the last step of an episode, the observation is that episode's own
+last one, and a slot begins anew when it is told to, with a seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from raceway.rl.spaces import Tree, fill
+from raceway.errors import EnvironmentFailed
+
+Array = np.ndarray
+
+
+class Slots(Protocol):
+    """Environments that step together."""
+
+    num: int
+    observation_space: spaces.Space
+    action_space: spaces.Space
+
+    def reset(self, slots: Sequence[int], seeds: Sequence[int], obs: Tree) -> None:
+        """Begin an episode in each of these slots. Its first observation goes into that row of `obs`."""
+
+    def step(self, actions: Array, active: Sequence[int], obs: Tree, reward: Array, ended: Array) -> Array | None:
+        """Step the active slots (others may be stepped too, for nothing). The arrays are filled in at their rows.
+
+        Args:
+            actions: one for every slot.
+            active: the slots whose step counts.
+            obs: for what is seen after the step.
+            reward: for the rewards, [B].
+            ended: for whether the episode is terminated, and truncated, [2, B].
+
+        Returns:
+            None, or which slots have really stepped: environments that reset themselves take a step for that, in which
+            they give the first observation and nothing else.
+        """
+
+    def close(self) -> None:
+        """Close the environments."""
+
+
+class SteppedSlots:
+    """Ordinary environments, stepped one after the other."""
+
+    def __init__(self, make: Callable[[], gym.Env], num: int) -> None:
+        self.num = num
+        self.envs = [make() for _ in range(num)]
+        self.observation_space, self.action_space = self.envs[0].observation_space, self.envs[0].action_space
+        self._convert = converter(self.action_space)
+        self._shape = self.observation_space.shape if isinstance(self.observation_space, spaces.Box) else None
+
+    def reset(self, slots: Sequence[int], seeds: Sequence[int], obs: Tree) -> None:
+        for slot, seed in zip(slots, seeds, strict=True):
+            try:
+                first, _ = self.envs[slot].reset(seed=seed)
+                fill(obs, slot, first)
+            except Exception as error:
+                raise failed(slot, "reset", error) from error
+
+    def step(self, actions: Array, active: Sequence[int], obs: Tree, reward: Array, ended: Array) -> None:
+        envs, shape, (terminated, truncated) = self.envs, self._shape, ended
+        given = self._convert(actions)
+        for slot in active:
+            try:
+                seen, reward[slot], terminated[slot], truncated[slot], _ = envs[slot].step(given[slot])
+                if shape is not None and seen.shape == shape:
+                    obs[slot] = seen
+                else:
+                    fill(obs, slot, seen)
+            except Exception as error:
+                raise failed(slot, "step", error) from error
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()
+
+
+def failed(slot: int, verb: str, error: Exception) -> EnvironmentFailed:
+    """Return the error of an environment that raised, or gave what does not fit."""
+    return EnvironmentFailed(f"{verb} of the environment raised {type(error).__name__}: {error}", slot)
+
+
+def converter(space: spaces.Space) -> Callable[[Array], Any]:
+    """Return a function that makes what environments take of an array of actions: whole numbers for choices."""
+    return (lambda actions: actions.tolist()) if isinstance(space, spaces.Discrete) else (lambda actions: actions)
+
+
+class MaskFromInfo(gym.Wrapper):
+    """Puts the mask that an environment tells beside its observation into the observation."""
+
+    def __init__(self, env: gym.Env, size: int) -> None:
+        super().__init__(env)
+        mask = spaces.Box(0, 1, (size,), np.int8)
+        self.observation_space = spaces.Dict({"observation": env.observation_space, "action_mask": mask})
+
+    def reset(self, **settings: Any) -> tuple[Any, dict[str, Any]]:
+        obs, info = self.env.reset(**settings)
+        return {"observation": obs, "action_mask": info["action_mask"]}, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return {"observation": obs, "action_mask": info["action_mask"]}, reward, terminated, truncated, info

@@ -1,0 +1,25 @@
+"""Operators of reinforcement learning: what algorithms are put together from."""
+
+from raceway.ops.collect import Collector
+from raceway.ops.report import ReportMetrics, TrainStats
+from raceway.ops.rollouts import RolloutSettings, RolloutWorker, episodes_of_shard, parallel_rollouts
+from raceway.ops.sizing import StepCost, choose_workers, measure_step
+from raceway.ops.train import AddReturns, ConcatBatches, Learner, TrainOneStep, UpdateWeights
+
+__all__ = [
+    "AddReturns",
+    "Collector",
+    "ConcatBatches",
+    "Learner",
+    "ReportMetrics",
+    "RolloutSettings",
+    "RolloutWorker",
+    "StepCost",
+    "TrainOneStep",
+    "TrainStats",
+    "UpdateWeights",
+    "choose_workers",
+    "episodes_of_shard",
+    "measure_step",
+    "parallel_rollouts",
+]

@@ -1,0 +1,101 @@
+"""Rollouts: workers that play, and the stream of what they collect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from raceway.engine.base import Actor
+from raceway.envs import EnvSettings, Purpose, make_slots, seed_of
+from raceway.errors import EnvironmentFailed
+from raceway.flow import ParIter, Shard, create, given
+from raceway.ops.collect import Collector
+from raceway.policies import Policy, Weights, make_policy
+from raceway.rl import Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutSettings:
+    """What a worker plays, and with what."""
+
+    env: EnvSettings
+    num_shards: int
+    slots_per_shard: int
+    """Environments that step together."""
+    seed: int = 0
+    network: Any = "mlp"
+    hidden: Sequence[int] = field(default=(128,))
+    num_episodes: int | None = None
+    """Whole episodes for all shards together, an item; or"""
+    fragment_steps: int | None = None
+    """steps for each environment, an item."""
+
+
+class RolloutWorker:
+    """Plays in the environments of some shards, with the newest weights it was sent."""
+
+    def __init__(self, settings: RolloutSettings, name: str = "") -> None:
+        self.settings, self.name = settings, name
+        self._policy: Policy | None = None
+        self._collectors: dict[int, Collector] = {}
+        self._weights: Weights | None = None
+
+    def set_weights(self, weights: Weights) -> None:
+        """Play with these from the next item on."""
+        self._weights = weights
+        if self._policy is not None:
+            self._policy.load(weights)
+
+    def sample(self, *, shard: Shard = given, number: int = given) -> Batch:
+        """Collect the item of this number of a shard."""
+        settings = self.settings
+        if settings.fragment_steps is not None:
+            return self._collector(shard.number, shard.number).fragment(settings.fragment_steps, number)
+        # Whole episodes leave nothing behind in an environment, so all shards can play in the same ones.
+        collector = self._collector(0, shard.number)
+        return collector.episodes(episodes_of_shard(settings, shard.number), number)
+
+    def _collector(self, place: int, shard: int) -> Collector:
+        collector = self._collectors.get(place)
+        if collector is None:
+            collector = self._collectors[place] = self._open(shard)
+        collector.shard = shard
+        return collector
+
+    def _open(self, shard: int) -> Collector:
+        settings = self.settings
+        seed = seed_of(settings.seed, Purpose.ENVIRONMENT, shard)
+        try:
+            slots = make_slots(settings.env, settings.slots_per_shard, seed)
+        except EnvironmentFailed as error:
+            raise EnvironmentFailed(error.problem, error.slot, f"worker {self.name}, shard {shard}") from error
+        if self._policy is None:
+            spaces = slots.observation_space, slots.action_space
+            self._policy = make_policy(*spaces, settings.network, settings.hidden, seed=0)
+            if self._weights is not None:
+                self._policy.load(self._weights)
+        return Collector(slots, self._policy, seed=settings.seed, shard=shard, worker=self.name)
+
+    def close(self) -> None:
+        """Close the environments."""
+        for collector in self._collectors.values():
+            collector.close()
+        self._collectors.clear()
+
+
+def episodes_of_shard(settings: RolloutSettings, shard: int) -> list[int]:
+    """Return how many of an item's episodes each slot of a shard plays. They are dealt out to all shards in turn.
+
+    >>> settings = RolloutSettings(env=EnvSettings("cartpole"), num_shards=2, slots_per_shard=2, num_episodes=5)
+    >>> episodes_of_shard(settings, 0), episodes_of_shard(settings, 1)
+    ([2, 1], [1, 1])
+    """
+    total = settings.num_shards * settings.slots_per_shard
+    each, rest = divmod(settings.num_episodes or 0, total)
+    return [each + (slot * settings.num_shards + shard < rest) for slot in range(settings.slots_per_shard)]
+
+
+def parallel_rollouts(workers: Sequence[Actor], settings: RolloutSettings) -> ParIter[Batch]:
+    """Make the stream of what workers collect, in shards that do not depend on how many workers there are."""
+    return create(workers, "sample", num_shards=settings.num_shards, seed=settings.seed)

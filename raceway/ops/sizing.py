@@ -1,0 +1,88 @@
+"""How many workers an environment is worth: measured, then reasoned, and told."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from raceway.envs import EnvSettings, Purpose, Slots, SteppedSlots, make_slots, seed_of
+from raceway.rl import empty
+from raceway.words import counted, duration
+
+_LOOK_SECONDS = 0.25
+_MOST_STEPS = 200
+WORTH_SENDING = 25e-6
+"""Seconds: environments whose step takes less are played in the driver. There the policy and the learner take most of the
+time, and a worker's start takes longer than many iterations."""
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """What one step of one environment takes."""
+
+    wall: float
+    """Seconds."""
+    cpu: float
+    """Seconds of computing; the rest is waiting."""
+
+
+def measure_step(env: EnvSettings, like: Slots, slots_per_shard: int) -> StepCost:
+    """Step an environment, which is then thrown away, with random actions for a moment.
+
+    Args:
+        env: the environment.
+        like: slots of it that were made before, which say whether it is a vector by itself.
+        slots_per_shard: how wide that vector will be.
+    """
+    slots = make_slots(env, 1 if isinstance(like, SteppedSlots) else slots_per_shard)
+    try:
+        obs = empty(slots.observation_space, (slots.num,))
+        reward, ended = np.zeros(slots.num, np.float32), np.zeros((2, slots.num), bool)
+        everyone = list(range(slots.num))
+        slots.action_space.seed(0)
+        drawn = [[slots.action_space.sample() for _ in everyone] for _ in range(_MOST_STEPS)]
+        slots.reset(everyone, [seed_of(0, Purpose.EVALUATION, slot) for slot in everyone], obs)
+        slots.step(np.array(drawn[0]), everyone, obs, reward, ended)  # the first one is often slower
+        wall = cpu = 0.0
+        steps, episode = 0, 0
+        while steps < _MOST_STEPS and (wall < _LOOK_SECONDS or steps < 2):
+            over = np.flatnonzero(ended.any(0)).tolist()
+            if over:
+                episode += 1
+                slots.reset(over, [seed_of(0, Purpose.EVALUATION, slot, episode) for slot in over], obs)
+                ended[:] = False
+            began, computed = time.perf_counter(), time.process_time()
+            slots.step(np.array(drawn[steps]), everyone, obs, reward, ended)
+            wall, cpu = wall + time.perf_counter() - began, cpu + time.process_time() - computed
+            steps += 1
+    finally:
+        slots.close()
+    return StepCost(wall / (steps * slots.num), cpu / (steps * slots.num))
+
+
+def choose_workers(cost: StepCost, cores: int, num_shards: int) -> tuple[int, str]:
+    """Return how many workers to start, none for playing in the driver, and why.
+
+    >>> choose_workers(StepCost(wall=4e-6, cpu=4e-6), cores=2, num_shards=10)
+    (0, 'no workers: a step of the environment takes 4 µs, and starting workers would take longer than they save')
+    >>> choose_workers(StepCost(wall=1e-3, cpu=1e-3), cores=2, num_shards=10)
+    (2, '2 workers: a step of the environment takes 1 ms of computing, so one for each of 2 cores')
+    >>> choose_workers(StepCost(wall=5e-2, cpu=1e-4), cores=2, num_shards=10)
+    (10, '10 workers: a step of the environment takes 50 ms, mostly waiting, so one for each of 10 shards')
+    """
+    took = duration(cost.wall)
+    if cost.wall < WORTH_SENDING:
+        return 0, f"no workers: a step of the environment takes {took}, and starting workers would take longer than they save"
+    busy = max(cost.cpu / cost.wall, 1e-3)
+    useful = max(1, min(num_shards, int(cores / busy + 0.1)))
+    rounds = -(-num_shards // useful)
+    number = -(-num_shards // rounds)  # no more than are busy in the last round too
+    if number <= 1:
+        return 0, f"no workers: a step of the environment takes {took} of computing, and there is one core"
+    whom = counted(number, "worker")
+    if busy < 0.5:
+        return number, f"{whom}: a step of the environment takes {took}, mostly waiting, so one for each of {counted(number, 'shard')}"
+    return number, f"{whom}: a step of the environment takes {took} of computing, so one for each of {counted(cores, 'core')}"
+

@@ -1,0 +1,112 @@
+"""Learning: from batches to better weights, and the weights back to the workers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raceway.engine.base import Actor, Future
+from raceway.flow import send_msg
+from raceway.ops.report import TrainStats
+from raceway.policies import Policy
+from raceway.rl import Batch, concat, discounted_returns, episode_sums, standardise_episodes
+
+Loss = Callable[[Policy, Batch], Tensor]
+
+
+class AddReturns:
+    """Adds a column `return`: what followed each step, discounted, and standardised within its episode."""
+
+    def __init__(self, gamma: float) -> None:
+        self.gamma = gamma
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Return the batch with it."""
+        returns = discounted_returns(batch["reward"], batch["length"], self.gamma)
+        return {**batch, "return": standardise_episodes(returns, batch["length"])}
+
+
+class ConcatBatches:
+    """Makes one batch of a round."""
+
+    def __call__(self, batches: Sequence[Batch]) -> Batch:
+        """Put them behind one another, in the order of the shards."""
+        return concat(batches)
+
+
+class Learner:
+    """The policy that is trained, its optimiser, and how many threads it may use.
+
+    The number of threads is a setting and not the machine's: it changes the last bits of gradients.
+    """
+
+    def __init__(self, policy: Policy, lr: float, threads: int = 1) -> None:
+        self.policy, self.threads = policy, threads
+        self.optimiser = torch.optim.Adam(policy.parameters(), lr=lr)
+
+    def step(self, loss: Callable[[], Tensor]) -> float:
+        """Take one step down a loss, and return it."""
+        before = torch.get_num_threads()
+        if before != self.threads:
+            torch.set_num_threads(self.threads)
+        try:
+            value = loss()
+            self.optimiser.zero_grad(set_to_none=True)
+            value.backward()
+            self.optimiser.step()
+        finally:
+            if before != self.threads:
+                torch.set_num_threads(before)  # environments beside it are played with one
+        return float(value.detach())
+
+
+class TrainOneStep:
+    """One step of the optimiser on each batch."""
+
+    def __init__(self, learner: Learner, loss: Loss) -> None:
+        self.learner, self.loss = learner, loss
+
+    def __call__(self, batch: Batch) -> TrainStats:
+        """Train, and say how it went."""
+        begin = time.perf_counter()
+        loss = self.learner.step(lambda: self.loss(self.learner.policy, batch))
+        if "length" in batch:
+            returns, lengths = episode_sums(batch["reward"], batch["length"]), batch["length"]
+        else:
+            returns, lengths = batch["episode_return"], batch["episode_length"]
+        stats = TrainStats(num_steps=len(batch["reward"]), returns=returns, lengths=lengths)
+        stats.metrics["train/loss"] = loss
+        stats.seconds["train"] = time.perf_counter() - begin
+        return stats
+
+
+class UpdateWeights:
+    """Sends the learner's weights to the workers: written once, read by all."""
+
+    def __init__(self, learner: Learner, workers: Sequence[Actor]) -> None:
+        self.learner, self.workers = learner, workers
+        self.version = 0
+        self._sent: list[Future[Any]] = []
+
+    def send(self, workers: Sequence[Actor]) -> None:
+        """Send what there is now."""
+        weights = workers[0].engine.put(self.learner.policy.weights())
+        for future in self._sent:
+            future.result()  # done long ago; if a worker could not take them, this raises
+        self._sent = [send_msg(worker, "set_weights", weights, version=self.version) for worker in workers]
+
+    def send_to(self, worker: Actor) -> Future[Any]:
+        """Send them to one worker, which was restarted."""
+        return send_msg(worker, "set_weights", self.learner.policy.weights(), version=self.version)
+
+    def __call__(self, stats: TrainStats) -> TrainStats:
+        """Send new weights to all, and give on the figures."""
+        begin = time.perf_counter()
+        self.version += 1
+        self.send(self.workers)
+        stats.seconds["weights"] = time.perf_counter() - begin
+        return stats

@@ -1,0 +1,20 @@
+"""Policies: from observations to actions, for every space of the catalogue."""
+
+from raceway.policies.distributions import Categorical, Distribution, Gaussian, MultiCategorical, distribution_for
+from raceway.policies.networks import LSTM, Encoder, mlp, network_for
+from raceway.policies.policy import Policy, Weights, make_policy
+
+__all__ = [
+    "LSTM",
+    "Categorical",
+    "Distribution",
+    "Encoder",
+    "Gaussian",
+    "MultiCategorical",
+    "Policy",
+    "Weights",
+    "distribution_for",
+    "make_policy",
+    "mlp",
+    "network_for",
+]

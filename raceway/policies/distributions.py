@@ -1,0 +1,141 @@
+"""How a network's numbers become actions. Drawing is done in numpy, which is faster for one step; the rest in torch.
+
+A distribution has no parameters of its own: `params` are what the network gave, [..., size].
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from raceway.errors import ConfigError
+
+Array = np.ndarray
+
+_BARRED = -1e9  # instead of -inf, whose gradient is NaN
+
+
+class Distribution(ABC):
+    """Of the actions of one space."""
+
+    size: int
+    """How many numbers the network gives for one observation."""
+
+    @abstractmethod
+    def draw(self, params: Array, random: np.random.Generator) -> Array:
+        """Draw an action for every row, [B, ...]."""
+
+    @abstractmethod
+    def mode(self, params: Array) -> Array:
+        """Return the most likely action for every row."""
+
+    @abstractmethod
+    def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
+        """Return log π(a|s), [N]."""
+
+    @abstractmethod
+    def entropy(self, params: Tensor) -> Tensor:
+        """Return H(π(·|s)), [N]."""
+
+    def masked(self, params: Tensor, mask: Tensor) -> Tensor:
+        """Return the parameters with what the mask says to leave out made impossible."""
+        raise ConfigError(f"a mask goes with actions to choose from, not with a {type(self).__name__}")
+
+
+class Categorical(Distribution):
+    """One choice; `params` are its logits."""
+
+    def __init__(self, num: int, start: int = 0) -> None:
+        self.size, self.start = num, start
+
+    def draw(self, params: Array, random: np.random.Generator) -> Array:
+        # Gumbel's trick: the largest of logits + Gumbel noise is a sample of their softmax.
+        return (params + random.gumbel(size=params.shape)).argmax(-1) + self.start
+
+    def mode(self, params: Array) -> Array:
+        return params.argmax(-1) + self.start
+
+    def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
+        chosen = (actions - self.start).long().unsqueeze(-1)
+        return params.log_softmax(-1).gather(-1, chosen).squeeze(-1)
+
+    def entropy(self, params: Tensor) -> Tensor:
+        logs = params.log_softmax(-1)
+        return -(logs.exp() * logs).sum(-1)
+
+    def masked(self, params: Tensor, mask: Tensor) -> Tensor:
+        return params.masked_fill(mask == 0, _BARRED)
+
+
+class MultiCategorical(Distribution):
+    """Several choices side by side; `params` are their logits, one behind the other."""
+
+    def __init__(self, space: spaces.MultiDiscrete) -> None:
+        counts, starts = space.nvec.ravel(), space.start.ravel()
+        self.parts = [Categorical(int(count), int(start)) for count, start in zip(counts, starts, strict=True)]
+        self.edges = np.cumsum(counts)[:-1].tolist()
+        self.size, self.shape = int(counts.sum()), space.shape
+
+    def draw(self, params: Array, random: np.random.Generator) -> Array:
+        return self._joined([part.draw(logits, random) for part, logits in self._split(params)], params)
+
+    def mode(self, params: Array) -> Array:
+        return self._joined([part.mode(logits) for part, logits in self._split(params)], params)
+
+    def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
+        chosen = actions.reshape(*params.shape[:-1], len(self.parts)).unbind(-1)
+        pieces = params.tensor_split(self.edges, -1)
+        each = [part.log_prob(*both) for part, *both in zip(self.parts, pieces, chosen, strict=True)]
+        return torch.stack(each).sum(0)
+
+    def entropy(self, params: Tensor) -> Tensor:
+        pieces = params.tensor_split(self.edges, -1)
+        return torch.stack([part.entropy(piece) for part, piece in zip(self.parts, pieces, strict=True)]).sum(0)
+
+    masked = Categorical.masked
+
+    def _split(self, params: Array) -> list[tuple[Categorical, Array]]:
+        return list(zip(self.parts, np.split(params, self.edges, -1), strict=True))
+
+    def _joined(self, chosen: list[Array], params: Array) -> Array:
+        return np.stack(chosen, -1).reshape(*params.shape[:-1], *self.shape)
+
+
+class Gaussian(Distribution):
+    """A vector of independent normal variables; `params` are the means, and then the logarithms of the deviations."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape, self.num = shape, math.prod(shape)
+        self.size = 2 * self.num
+
+    def draw(self, params: Array, random: np.random.Generator) -> Array:
+        means, logs = params[..., : self.num], params[..., self.num :]
+        noise = random.standard_normal(means.shape, np.float32)
+        return (means + np.exp(logs) * noise).reshape(*params.shape[:-1], *self.shape)
+
+    def mode(self, params: Array) -> Array:
+        return params[..., : self.num].reshape(*params.shape[:-1], *self.shape)
+
+    def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
+        means, logs = params.tensor_split([self.num], -1)
+        distance = (actions.reshape(means.shape) - means) * (-logs).exp()
+        return -(0.5 * distance.square() + logs).sum(-1) - 0.5 * self.num * math.log(2 * math.pi)
+
+    def entropy(self, params: Tensor) -> Tensor:
+        return params[..., self.num :].sum(-1) + 0.5 * self.num * (1 + math.log(2 * math.pi))
+
+
+def distribution_for(space: spaces.Space) -> Distribution:
+    """Return the distribution of the actions of a space."""
+    if isinstance(space, spaces.Discrete):
+        return Categorical(int(space.n), int(space.start))
+    if isinstance(space, spaces.MultiDiscrete):
+        return MultiCategorical(space)
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        return Gaussian(space.shape)
+    raise ConfigError(f"there is no policy for actions of {space}. There is for Discrete, MultiDiscrete, and Box.")

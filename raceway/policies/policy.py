@@ -1,0 +1,132 @@
+"""A policy: a network, the distribution its numbers stand for, and `(obs, state) -> (action, state)`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from raceway.errors import ConfigError
+from raceway.policies.distributions import Gaussian, distribution_for
+from raceway.policies.networks import State, network_for
+from raceway.policies.in_numpy import numpy_layers, run_in_numpy
+from raceway.rl import Batch, empty, obs_space_of, tree_map
+
+Array = np.ndarray
+Weights = dict[str, Array]
+"""The parameters of a network by name, as they travel."""
+
+
+class Policy(nn.Module):
+    """What acts, and what is trained."""
+
+    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, network: nn.Module) -> None:
+        super().__init__()
+        self.seen_space, self.has_mask = obs_space_of(observation_space)
+        self.unwraps = self.has_mask and not isinstance(self.seen_space, spaces.Dict)
+        self.distribution = distribution_for(action_space)
+        self.network = network
+        self.recurrent = hasattr(network, "initial_state")
+        self.log_std: nn.Parameter | None = None
+        self._check()
+        self._layers = None if self.has_mask or self.recurrent or self.log_std is not None else numpy_layers(network)
+
+    def _check(self) -> None:
+        """Try the network on one observation, so that a wrong number of outputs is told now."""
+        with torch.no_grad():
+            example = tree_map(torch.from_numpy, empty(self.seen_space, (1,)))
+            try:
+                given = self._run(example, self.initial_state(1))[0]
+            except Exception as error:
+                raise ConfigError(f"the network fails on an observation of {self.seen_space}: {error}") from error
+        wanted = self.distribution.size
+        if isinstance(self.distribution, Gaussian) and given.shape[-1] == self.distribution.num:
+            self.log_std = nn.Parameter(torch.zeros(self.distribution.num))
+        elif tuple(given.shape) != (1, wanted):
+            raise ConfigError(f"the network gives {tuple(given.shape)} for one observation; the actions need (1, {wanted})")
+
+    def initial_state(self, num: int) -> State:
+        """Return what is remembered at the start of so many episodes: nothing, of a feed-forward network."""
+        return self.network.initial_state(num) if self.recurrent else {}  # type: ignore[operator]
+
+    def forward(self, obs: Any, state: State) -> tuple[Tensor, State]:
+        """Return the parameters of the distribution, and what is to be remembered."""
+        if not self.has_mask:
+            return self._run(obs, state)
+        rest = {key: part for key, part in obs.items() if key != "action_mask"}
+        params, state = self._run(next(iter(rest.values())) if self.unwraps else rest, state)
+        return self.distribution.masked(params, obs["action_mask"]), state
+
+    def _run(self, obs: Any, state: State) -> tuple[Tensor, State]:
+        params, state = self.network(obs, state) if self.recurrent else (self.network(obs), state)
+        if self.log_std is not None:
+            params = torch.cat([params, self.log_std.expand_as(params)], -1)
+        return params, state
+
+    def act(self, obs: Any, state: State, random: np.random.Generator | None) -> tuple[Array, State]:
+        """Return an action for every observation, [B, ...]: drawn, or the most likely if there is no generator."""
+        if self._layers is not None:
+            numbers = run_in_numpy(self._layers, obs)
+        else:
+            with torch.inference_mode():
+                params, state = self(tree_map(torch.from_numpy, obs), state)
+            numbers = params.numpy()
+        return self.distribution.mode(numbers) if random is None else self.distribution.draw(numbers, random), state
+
+    def log_prob(self, batch: Batch) -> Tensor:
+        """Return log π(a|s) of every step of whole episodes that lie behind one another, [N]."""
+        return self.distribution.log_prob(self.params(batch), torch.as_tensor(batch["action"]))
+
+    def params(self, batch: Batch) -> Tensor:
+        """Return the parameters of the distribution for every step, remembering within each episode, [N, size]."""
+        obs = tree_map(torch.as_tensor, batch["obs"])
+        if not self.recurrent:
+            return self(obs, {})[0]
+        lengths = torch.as_tensor(batch["length"])
+        episode = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+        step = torch.arange(len(episode)) - torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths)
+        longest, num = int(lengths.max()), len(lengths)
+        padded = tree_map(lambda x: x.new_zeros((longest, num, *x.shape[1:])).index_put((step, episode), x), obs)
+        state, rows = self.initial_state(num), []
+        for place in range(longest):
+            params, state = self(tree_map(lambda x, at=place: x[at], padded), state)
+            rows.append(params)
+        return torch.stack(rows)[step, episode]
+
+    def weights(self) -> Weights:
+        """Return the parameters as arrays, which share the network's memory."""
+        return {name: value.detach().numpy() for name, value in self.state_dict().items()}
+
+    def load(self, weights: Weights) -> None:
+        """Take over parameters."""
+        with torch.no_grad():
+            for name, value in self.state_dict().items():
+                value.copy_(torch.from_numpy(np.array(weights[name])))
+
+    def sha256(self) -> str:
+        """Return a hash of every parameter, with its name and shape."""
+        digest = hashlib.sha256()
+        for name, value in sorted(self.weights().items()):
+            digest.update(f"{name} {value.dtype} {value.shape}".encode())
+            digest.update(np.ascontiguousarray(value).tobytes())
+        return digest.hexdigest()
+
+
+def make_policy(
+    observation_space: spaces.Space,
+    action_space: spaces.Space,
+    network: Any = "mlp",
+    hidden: Sequence[int] = (128,),
+    seed: int | None = None,
+) -> Policy:
+    """Make an untrained policy. With a seed its weights are the same every time, and torch's own generator untouched."""
+    with torch.random.fork_rng(devices=[]):
+        if seed is not None:
+            torch.manual_seed(seed)
+        seen, _ = obs_space_of(observation_space)
+        return Policy(observation_space, action_space, network_for(seen, action_space, network, hidden))

@@ -1,0 +1,70 @@
+"""Arrays for what spaces hold. Dict and Tuple become nested mappings; everything else is one array."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from raceway.errors import ConfigError
+
+Tree = Any
+"""An array, or a nested mapping of arrays."""
+
+
+def empty(space: spaces.Space, shape: tuple[int, ...]) -> Tree:
+    """Return arrays for so many observations or actions. Floats are of 32 bits: networks use no more.
+
+    >>> empty(spaces.Box(-1, 1, (3,)), (5, 2)).shape
+    (5, 2, 3)
+    """
+    if isinstance(space, spaces.Dict):
+        return {key: empty(part, shape) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return {str(place): empty(part, shape) for place, part in enumerate(space.spaces)}
+    if isinstance(space, spaces.Discrete):
+        return np.zeros(shape, np.int64)
+    if isinstance(space, (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)):
+        kind = np.float32 if np.issubdtype(space.dtype, np.floating) else space.dtype
+        return np.zeros((*shape, *space.shape), kind)
+    raise ConfigError(
+        f"spaces of type {type(space).__name__} are not supported: {space}. Use Box, Discrete, MultiDiscrete, "
+        "MultiBinary, or Dict and Tuple of them; a wrapper of the environment can convert."
+    )
+
+
+def row_of(tree: Tree, index: Any) -> Tree:
+    """Return the part of every array at an index: a view, where the index is a number or a slice.
+
+    >>> row_of({"a": np.arange(4).reshape(2, 2)}, 1)
+    {'a': array([2, 3])}
+    """
+    return {key: row_of(part, index) for key, part in tree.items()} if isinstance(tree, Mapping) else tree[index]
+
+
+def fill(tree: Tree, index: Any, value: Any) -> None:
+    """Copy an observation into the arrays at an index. Raise ValueError, which says what, if its form is another."""
+    if isinstance(tree, Mapping):
+        parts = dict(enumerate(value)) if isinstance(value, tuple) else value
+        for key, part in tree.items():
+            fill(part, index, parts[int(key)] if isinstance(value, tuple) else parts[key])
+        return
+    expected = tree.shape[1:] if isinstance(index, int) else tree.shape
+    if np.shape(value) != expected:  # numpy would repeat a smaller one without a word
+        raise ValueError(f"an observation of shape {np.shape(value)}, where its space says {expected}")
+    tree[index] = value
+
+
+def obs_space_of(space: spaces.Space) -> tuple[spaces.Space, bool]:
+    """Return the space that a network sees, and whether a mask of allowed actions lies beside it.
+
+    An environment offers a mask as the entry `action_mask` of a Dict observation.
+    """
+    if not isinstance(space, spaces.Dict) or "action_mask" not in space.spaces:
+        return space, False
+    rest = {key: part for key, part in space.spaces.items() if key != "action_mask"}
+    if not rest:
+        raise ConfigError("an observation that is only an action_mask has nothing for a network to see")
+    return (next(iter(rest.values())) if list(rest) == ["observation"] else spaces.Dict(rest)), True
