@@ -12,12 +12,18 @@ if TYPE_CHECKING:
     from raceway.engine import make_engine
     from raceway.errors import RacewayError
     from raceway.runner import Runner
+    from raceway.training import train
 
 __version__ = "0.1.0"
 
-__all__ = ["RacewayError", "Runner", "__version__", "make_engine"]
+__all__ = ["RacewayError", "Runner", "__version__", "make_engine", "train"]
 
-_HOMES = {"RacewayError": "raceway.errors", "Runner": "raceway.runner", "make_engine": "raceway.engine"}
+_HOMES = {
+    "RacewayError": "raceway.errors",
+    "Runner": "raceway.runner",
+    "make_engine": "raceway.engine",
+    "train": "raceway.training",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, Self
 
 from gymnasium import spaces
 
@@ -84,7 +84,7 @@ class AlgorithmConfig:
         if isinstance(self.network, str) and ":" not in self.network:
             known("network", self.network, ("mlp", "lstm"))
 
-    def for_env(self, slots: Slots) -> AlgorithmConfig:
+    def for_env(self, slots: Slots) -> Self:
         """Return the same with what depends on the environment filled in."""
         most = min(20 if isinstance(slots, SteppedSlots) else 5, self.num_envs)
         divides = next(number for number in range(most, 0, -1) if self.num_envs % number == 0)

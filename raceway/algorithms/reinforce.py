@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from gymnasium import spaces
@@ -48,7 +49,7 @@ class Config(AlgorithmConfig):
         if self.lr is not None:
             positive("lr", self.lr)
 
-    def for_env(self, slots: Slots) -> Config:
+    def for_env(self, slots: Slots) -> Self:
         """Fill in what suits choices or continuous actions."""
         cfg = super().for_env(slots)
         continuous = isinstance(slots.action_space, spaces.Box)

@@ -76,6 +76,8 @@ class Guest:
         """Requests whose answers have not been taken in, in order."""
         self.num_held = 0
         """What the guest has taken in and not given on: lost if it dies."""
+        self.moves = False
+        """Whether it can be made anew on another actor with nothing lost, so that whichever is free can have it."""
         self.rereads = False
         """Whether what was asked for and did not come will come all the same, when it is asked for anew."""
         self.request: Message
@@ -147,6 +149,12 @@ class Guest:
             self.engine.restart(self.actor, Restarts(budget=self.failures.budget, window=self.failures.window))
         except RestartsExhausted as exhausted:
             raise ShardFailed(f"{self.name} failed once too often: {exhausted}") from error
+
+    def move(self, actor: Actor) -> None:
+        """Go to another actor."""
+        self.close()
+        self.actor, self.engine = actor, actor.engine
+        self.begin()
 
     @property
     def reachable(self) -> bool:
@@ -240,6 +248,9 @@ class Pulls(Generic[G]):
         news: gets an entry when there is something to take in.
         happened: told what was done about a guest (`restarted`, `dropped`, `failed`), the error, and how much is lost.
         in_step: there is nothing to do with an answer before the others have come.
+
+    Guests that move are asked one at a time on each actor, and go to one that has nothing left to do. So actors that
+    are slow, or have the longer work, do less of it.
     """
 
     def __init__(
@@ -253,7 +264,9 @@ class Pulls(Generic[G]):
         """Requests whose answers have not been taken in."""
         self._guests = guests
         self._happened = happened
-        self._all = in_step
+        self._all = in_step and not any(guest.moves for guest in guests)
+        self._free = {guest.actor for guest in guests if guest.moves}
+        self._waiting: deque[G] = deque()  # guests that move and were not asked yet
         self._elsewhere = any(guest.engine is not news.engine for guest in guests)
         news.callers.append(self)
         self.arrivals: deque[tuple[G, Future[Any], Payload | None]] = deque()
@@ -265,9 +278,29 @@ class Pulls(Generic[G]):
 
     def ask(self, guest: G) -> None:
         """Ask a guest once."""
+        self.num_out += 1
+        if guest.moves:
+            self._waiting.append(guest)
+            self._deal()
+        else:
+            self._send(guest)
+
+    def _deal(self) -> None:
+        """Have actors that are free do what waits: their own guests first, then those of others."""
+        for actor in [actor for actor in self._free if self._waiting]:
+            own = next((guest for guest in self._waiting if guest.actor is actor), None)
+            others = (guest for guest in self._waiting if guest.actor not in self._free and not guest.num_held)
+            guest = own or next(others, None)
+            if guest is not None:
+                self._waiting.remove(guest)
+                self._free.discard(actor)
+                if guest is not own:
+                    guest.move(actor)
+                self._send(guest)
+
+    def _send(self, guest: G) -> None:
         future = guest.engine.send(guest.actor, guest.request, timeout=guest.failures.deadline)
         guest.out.append(future)
-        self.num_out += 1
         future.add_done_callback(self._callbacks[guest])
 
     def awaited(self) -> tuple[list[Future[Any]], int] | None:
@@ -306,6 +339,9 @@ class Pulls(Generic[G]):
             else:
                 guest.out.popleft()
                 self.num_out -= 1
+                if guest.moves:
+                    self._free.add(guest.actor)
+                    self._deal()
                 yield guest, answer, payload.size if payload is not None else 0
 
     def _failed(self, guest: G, error: BaseException) -> None:
@@ -313,12 +349,16 @@ class Pulls(Generic[G]):
         guest.out.clear()
         self.num_out -= num_asked
         guest.num_held = 0
+        self._free |= {guest.actor} if guest.moves else set()
         num_dropped = sum(other.dropped for other in self._guests)
         try:
             done = guest.failed(error, may_drop=num_dropped < min(guest.failures.budget, len(self._guests) - 1))
         except Exception:
             self._happened("failed", guest, error, lost)
             raise
+        if done == "dropped" and not guest.actor.alive and any(other.actor.alive for other in self._guests):
+            self._free.discard(guest.actor)  # what waits for it goes to others
+            self._deal()
         if done == "restarted":
             lost -= num_asked if guest.rereads else 0
             guest.begin()

@@ -77,6 +77,7 @@ def make_slots(settings: EnvSettings, num: int, seed: int = 0) -> Slots:
 
 
 def _native(settings: EnvSettings, num: int) -> Slots | None:
+    assert isinstance(settings.env, str)
     mode = gym.VectorizeMode.VECTOR_ENTRY_POINT
     try:
         env = gym.make_vec(settings.env, num_envs=num, vectorization_mode=mode, **settings.kwargs)

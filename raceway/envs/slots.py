@@ -13,8 +13,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from raceway.rl.spaces import Tree, fill
 from raceway.errors import EnvironmentFailed
+from raceway.rl.spaces import Tree, fill
 
 Array = np.ndarray
 

@@ -19,7 +19,7 @@ class VectorSlots:
     """A `VectorEnv` in whichever of the three modes it resets itself, or does not."""
 
     def __init__(self, env: VectorEnv) -> None:
-        self.env = env
+        self.env: Any = env
         self.num = env.num_envs
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
         self.mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))

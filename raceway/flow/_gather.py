@@ -25,6 +25,7 @@ class ShardPlan(NamedTuple):
     shard: Shard
     nodes: tuple[Node, ...]
     failures: Failures = Failures()
+    moves: bool = False
 
 
 class Lane(Guest):
@@ -33,14 +34,14 @@ class Lane(Guest):
     def __init__(self, index: int, plan: ShardPlan, run: Run[Any], gather: int) -> None:
         super().__init__(plan.actor, f"{run.id}/{gather}/{index}", f"shard {index} of {plan.nodes[0]}", plan.failures)
         self.index, self.plan, self.gather, self.measure = index, plan, gather, run.measure
-        self.sources = (Source(index, plan.actor.name, plan.actor),)
-        self.rereads = not plan.nodes[0].step.part.goes_on
+        self.moves, self.rereads = plan.moves, not plan.nodes[0].step.part.goes_on
         self.marks: list[int] = []  # how far the source, and what counts, had come with the last item
         self.state: Any = None  # what to begin from, until the first item has come
         self.reports: list[list[Figures]] = []  # counters of every life of the shard
 
     def begin(self) -> None:
         self.reports.append([])
+        self.sources = (Source(self.index, self.actor.name, self.actor),)
         steps = [node.step for node in self.plan.nodes]
         settings = (steps, self.plan.shard, detached(self.sources[0]), self.measure, self.marks, detached(self.state))
         self.open(RunningShard, *settings, parts={str(node): node.step[2:] for node in self.plan.nodes})
@@ -113,9 +114,8 @@ class GatherSync(Gather):
             self.open()
             self.begun = True
             there = [index for index, _ in self.ready]
-            for lane in self.lanes:
-                if not lane.ended and lane.index not in there:
-                    self.pulls.ask(lane)
+            for lane in [one for one in self.lanes if not one.ended and one.index not in there]:
+                self.pulls.ask(lane)
         self.take_in()
         if self.pulls.num_out:
             return self.run.waiting(self.meter)
@@ -136,7 +136,7 @@ class GatherAsync(Gather):
         if not self.opened:
             self.open()
             there = [index for index, _ in self.ready]
-            self.given += [(self, lane) for lane in self.lanes for _ in range(self.num_async - there.count(lane.index))]
+            self.given += [(self, one) for one in self.lanes for _ in range(self.num_async - there.count(one.index))]
         while self.given:  # also to other gathers of the run: no shard waits for its gather's turn in a union
             gather, lane = self.given.pop(0)
             if not (lane.ended or gather.closed):

@@ -15,6 +15,8 @@ from raceway.flow._ops import ForEach
 from raceway.flow._plan import Node, Shard, Source
 from raceway.flow._shard import Origin, calls, dealt, deliver, itself, one_for_each
 
+Actors = Sequence[Actor]
+
 
 class ParIter(Stream[T_co]):
     """A stream in shards, each of which runs on an actor. To read it, gather it. (The examples have two `actors`.)"""
@@ -27,7 +29,7 @@ class ParIter(Stream[T_co]):
         def zip_with_source(self) -> ParIter[tuple[Source, T_co]]: ...
 
     @staticmethod
-    def from_range(stop: int, actors: Sequence[Actor], *, num_shards: int | None = None) -> ParIter[int]:
+    def from_range(stop: int, actors: Actors, *, num_shards: int | None = None) -> ParIter[int]:
         """Deal out the numbers from 0 to `stop` to the shards in turn.
 
         >>> list(ParIter.from_range(5, actors).gather_sync())
@@ -37,7 +39,7 @@ class ParIter(Stream[T_co]):
         return _sharded(f"from_range({stop}", actors, Origin(make, parallel=True), num_shards)
 
     @staticmethod
-    def from_items(items: Sequence[U], actors: Sequence[Actor], *, num_shards: int | None = None) -> ParIter[U]:
+    def from_items(items: Sequence[U], actors: Actors, *, num_shards: int | None = None) -> ParIter[U]:
         """Deal out the items of a sequence to the shards in turn.
 
         >>> list(ParIter.from_items("abc", actors).gather_sync())
@@ -49,9 +51,7 @@ class ParIter(Stream[T_co]):
         return _sharded(f"from_items({len(items)} items", actors, origin, num_shards)
 
     @staticmethod
-    def from_iterators(
-        iterators: Sequence[Iterable[U] | Callable[[], Iterable[U]]], actors: Sequence[Actor]
-    ) -> ParIter[U]:
+    def from_iterators(iterators: Sequence[Iterable[U] | Callable[[], Iterable[U]]], actors: Actors) -> ParIter[U]:
         """Make a shard of every collection, and of what every function (a generator, say) returns on its actor.
 
         >>> list(ParIter.from_iterators([lambda: (x * x for x in range(3)), [7]], actors).gather_sync())
@@ -137,36 +137,37 @@ class ParIter(Stream[T_co]):
 
 
 def create(
-    actors: Sequence[Actor], method: str | None = None, *, num_shards: int | None = None, seed: int = 0
+    actors: Actors, method: str | None = None, *, num_shards: int | None = None, seed: int = 0, moves: bool = False
 ) -> ParIter[Any]:
     """Make a stream of what actors produce: a method is called for every item, or the actor's own object iterated.
 
-    The method may declare `shard=given`, and `number=given` for the item's number in its shard, which goes on after a
-    restart. It ends its stream by raising `StreamEnd`. Shards are dealt out to the actors in turn.
+    The method may declare `shard=given`, and `number=given` for the item's; it ends its stream by raising `StreamEnd`.
+    Shards are dealt out in turn. If items depend on these two alone, `moves` has shards go to whichever actor is free.
 
     >>> list(create(actors, "sample").take(2).gather_sync())
     [[0, 0], [1, 1]]
     """
     origin = Origin(itself if method is None else partial(calls, method), parallel=True, goes_on=True)
-    return _sharded(f"create({method or 'iter'}", actors, origin, num_shards, seed)
+    return _sharded(f"create({method or 'iter'}", actors, origin, num_shards, seed, moves)
 
 
 def _sharded(
-    label: str, actors: Sequence[Actor], origin: Origin, num_shards: int | None, seed: int = 0
+    label: str, actors: Actors, origin: Origin, num_shards: int | None, seed: int = 0, moves: bool = False
 ) -> ParIter[Any]:
     if not actors or not all(isinstance(actor, Actor) for actor in actors):
         raise ConfigError(f"a ParIter needs a list of actors of an engine, not {actors!r}")
     count = len(actors) if num_shards is None else whole("num_shards", num_shards)
-    settings: Any = {"parallel": True, "num_shards": count, "seed": whole("seed", seed, 0)}
+    settings: Any = {"parallel": True, "num_shards": count, "seed": whole("seed", seed, 0), "moves": moves}
     return ParIter(Node(f"{label}, shards={count})", origin, (), actors=actors, **settings))
 
 
 def shards_of(node: Node) -> list[ShardPlan]:
     """Return the shards that a parallel node stands for."""
-    part, settings = node.step.part, node.step.settings
+    part, about = node.step.part, node.step.settings
     if isinstance(part, Origin):
-        shards = [Shard(number, settings["num_shards"], settings["seed"]) for number in range(settings["num_shards"])]
-        return [ShardPlan(node.actors[shard.number % len(node.actors)], shard, (node,)) for shard in shards]
+        shards = [Shard(number, about["num_shards"], about["seed"]) for number in range(about["num_shards"])]
+        hosts = [node.actors[shard.number % len(node.actors)] for shard in shards]
+        return [ShardPlan(*both, (node,), moves=about["moves"]) for both in zip(hosts, shards, strict=True)]
     plans = [plan for parent in node.parents for plan in shards_of(parent)]
     return [plan._replace(nodes=(*plan.nodes, node)) for plan in plans] if isinstance(part, type) else part(plans)
 

@@ -211,7 +211,9 @@ class Collector:
         begins = np.flatnonzero(ended)
         step = row - (begins[-1] + 1 if len(begins) else 0)
         worker = f"worker {self.worker}, " if self.worker else ""
-        place = f"{worker}shard {self.shard}, environment {slot} of {self.num_slots}, step {max(step, 0)} of its episode"
+        place = (
+            f"{worker}shard {self.shard}, environment {slot} of {self.num_slots}, step {max(step, 0)} of its episode"
+        )
         return EnvironmentFailed(problem, slot, place)
 
     def close(self) -> None:

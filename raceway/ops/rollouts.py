@@ -98,4 +98,5 @@ def episodes_of_shard(settings: RolloutSettings, shard: int) -> list[int]:
 
 def parallel_rollouts(workers: Sequence[Actor], settings: RolloutSettings) -> ParIter[Batch]:
     """Make the stream of what workers collect, in shards that do not depend on how many workers there are."""
-    return create(workers, "sample", num_shards=settings.num_shards, seed=settings.seed)
+    whole_episodes = settings.fragment_steps is None  # they depend on nothing but the weights, the shard and a number
+    return create(workers, "sample", num_shards=settings.num_shards, seed=settings.seed, moves=whole_episodes)

@@ -14,8 +14,8 @@ from raceway.words import counted, duration
 _LOOK_SECONDS = 0.25
 _MOST_STEPS = 200
 WORTH_SENDING = 25e-6
-"""Seconds: environments whose step takes less are played in the driver. There the policy and the learner take most of the
-time, and a worker's start takes longer than many iterations."""
+"""Seconds: environments whose step takes less are played in the driver. There the policy and the learner take most of
+the time, and a worker's start takes longer than many iterations."""
 
 
 @dataclass(frozen=True)
@@ -72,17 +72,16 @@ def choose_workers(cost: StepCost, cores: int, num_shards: int) -> tuple[int, st
     >>> choose_workers(StepCost(wall=5e-2, cpu=1e-4), cores=2, num_shards=10)
     (10, '10 workers: a step of the environment takes 50 ms, mostly waiting, so one for each of 10 shards')
     """
-    took = duration(cost.wall)
+    took = f"a step of the environment takes {duration(cost.wall)}"
     if cost.wall < WORTH_SENDING:
-        return 0, f"no workers: a step of the environment takes {took}, and starting workers would take longer than they save"
+        return 0, f"no workers: {took}, and starting workers would take longer than they save"
     busy = max(cost.cpu / cost.wall, 1e-3)
     useful = max(1, min(num_shards, int(cores / busy + 0.1)))
     rounds = -(-num_shards // useful)
     number = -(-num_shards // rounds)  # no more than are busy in the last round too
     if number <= 1:
-        return 0, f"no workers: a step of the environment takes {took} of computing, and there is one core"
-    whom = counted(number, "worker")
+        return 0, f"no workers: {took} of computing, and there is one core"
     if busy < 0.5:
-        return number, f"{whom}: a step of the environment takes {took}, mostly waiting, so one for each of {counted(number, 'shard')}"
-    return number, f"{whom}: a step of the environment takes {took} of computing, so one for each of {counted(cores, 'core')}"
-
+        each = counted(number, "shard")
+        return number, f"{counted(number, 'worker')}: {took}, mostly waiting, so one for each of {each}"
+    return number, f"{counted(number, 'worker')}: {took} of computing, so one for each of {counted(cores, 'core')}"

@@ -7,6 +7,7 @@ for ten observations in torch and 36 µs in numpy. The arrays share the paramete
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,11 +31,11 @@ def numpy_layers(network: nn.Module) -> list[Layer] | None:
     """
     if type(network) is not nn.Sequential or not isinstance(network[0], Encoder) or network[0].kind != "flat":
         return None
-    layers: list[Layer] = []
-    for layer in network[1:] if network[0].num_dims == 1 else network:
-        if type(layer) is Encoder:
-            layers.append(lambda x, size=layer.size: x.reshape(-1, size))
-        elif type(layer) in _ACTIVATIONS:
+    first: Any
+    first, *rest = network
+    layers: list[Layer] = [] if first.num_dims == 1 else [partial(_flat, first.size)]
+    for layer in rest:
+        if type(layer) in _ACTIVATIONS:
             layers.append(_ACTIVATIONS[type(layer)])
         elif type(layer) in (nn.Linear, Head) and layer.bias is not None:
             layers.append(_linear(layer))
@@ -49,6 +50,10 @@ def run_in_numpy(layers: Sequence[Layer], obs: Any) -> Array:
     for layer in layers:
         x = layer(x)
     return x
+
+
+def _flat(size: int, x: Array) -> Array:
+    return x.reshape(-1, size)
 
 
 def _linear(layer: Any) -> Layer:

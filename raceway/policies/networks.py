@@ -22,6 +22,8 @@ State = dict[str, Tensor]
 class Encoder(nn.Module):
     """Turns observations of any space into vectors. `size` is their length."""
 
+    size: int
+
     def __init__(self, space: spaces.Space) -> None:
         super().__init__()
         self.kind = "flat"
@@ -30,8 +32,9 @@ class Encoder(nn.Module):
         if isinstance(space, (spaces.Dict, spaces.Tuple)):
             self.kind = "parts"
             inner = space.spaces if isinstance(space, spaces.Dict) else dict(enumerate(space.spaces))
-            self.parts.update({str(key): Encoder(part) for key, part in inner.items()})
-            self.size = sum(part.size for part in self.parts.values())
+            encoders = {str(key): Encoder(part) for key, part in inner.items()}
+            self.parts.update(encoders)
+            self.size = sum(part.size for part in encoders.values())
         elif isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
             self.kind = "choices"
             self.counts = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec).tolist()
@@ -41,7 +44,7 @@ class Encoder(nn.Module):
             self.kind, self.images = "image", Images(space)
             self.size = self.images.size
         else:
-            self.size = math.prod(space.shape)
+            self.size = math.prod(space.shape or ())
 
     def forward(self, obs: Any) -> Tensor:
         if self.kind == "parts":
@@ -61,18 +64,17 @@ def is_image(space: spaces.Space) -> bool:
 
 
 class Images(nn.Module):
-    """The convolutions of Mnih et al. 2015. Channels may come first or last: the smallest dimension is taken for them."""
+    """The convolutions of Mnih et al. 2015. Channels may come first or last: whichever is smaller."""
 
     def __init__(self, space: spaces.Space) -> None:
         super().__init__()
-        shape = space.shape
+        shape = space.shape or ()
         self.last = shape[2] < shape[0]
         channels, height, width = (shape[2], *shape[:2]) if self.last else shape
         if min(height, width) < 36:
             raise ConfigError(f"pictures of {height} x {width} are too small for the usual convolutions (36 x 36)")
-        self.layers = nn.Sequential(
-            nn.Conv2d(channels, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3, 1), nn.ReLU()
-        )  # fmt: skip
+        convolutions = [nn.Conv2d(channels, 32, 8, 4), nn.Conv2d(32, 64, 4, 2), nn.Conv2d(64, 64, 3, 1)]
+        self.layers = nn.Sequential(*(layer for one in convolutions for layer in (one, nn.ReLU())))
         with torch.no_grad():
             self.size = self.layers(torch.zeros(1, channels, height, width)).numel()
 
@@ -131,7 +133,7 @@ class LSTM(nn.Module):
         return self.head(hidden), {"hidden": hidden, "cell": cell}
 
 
-NETWORKS = {"mlp": mlp, "lstm": LSTM}
+NETWORKS: dict[str, Any] = {"mlp": mlp, "lstm": LSTM}
 
 
 def network_for(

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from raceway.errors import ConfigError
 from raceway.policies.distributions import Gaussian, distribution_for
-from raceway.policies.networks import State, network_for
 from raceway.policies.in_numpy import numpy_layers, run_in_numpy
+from raceway.policies.networks import State, network_for
 from raceway.rl import Batch, empty, obs_space_of, tree_map
 
 Array = np.ndarray
@@ -48,7 +48,9 @@ class Policy(nn.Module):
         if isinstance(self.distribution, Gaussian) and given.shape[-1] == self.distribution.num:
             self.log_std = nn.Parameter(torch.zeros(self.distribution.num))
         elif tuple(given.shape) != (1, wanted):
-            raise ConfigError(f"the network gives {tuple(given.shape)} for one observation; the actions need (1, {wanted})")
+            raise ConfigError(
+                f"the network gives {tuple(given.shape)} for one observation; the actions need (1, {wanted})"
+            )
 
     def initial_state(self, num: int) -> State:
         """Return what is remembered at the start of so many episodes: nothing, of a feed-forward network."""
@@ -124,7 +126,7 @@ def make_policy(
     hidden: Sequence[int] = (128,),
     seed: int | None = None,
 ) -> Policy:
-    """Make an untrained policy. With a seed its weights are the same every time, and torch's own generator untouched."""
+    """Make an untrained policy. A seed gives the same weights every time; torch's own generator is left alone."""
     with torch.random.fork_rng(devices=[]):
         if seed is not None:
             torch.manual_seed(seed)

@@ -27,7 +27,8 @@ class RunDirectory:
             raise ConfigError(f"there is a run in {self.path} already. Choose another --run-dir, or remove that one.")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._metrics = (self.path / "metrics.jsonl").open("w", encoding="utf-8")
+            self.metrics_path = self.path / "metrics.jsonl"
+            self._metrics = self.metrics_path.open("w", encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"no run can be kept in {self.path}: {error}. Choose another --run-dir.") from error
 

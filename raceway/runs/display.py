@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TextIO
 
-from raceway.words import counted, duration, short
+from raceway.words import counted
 
 RULE = "=" * 60
 _BARS = "▁▂▃▄▅▆▇█"
@@ -139,7 +139,9 @@ class Live(Watcher):
     def begin(self, training: Any, path: Path) -> None:
         """Say what is run, and start drawing."""
         self._training = training
-        self._console.print(f"[bold]{training.algorithm.name}[/bold] on [bold]{training.env.name}[/bold]", highlight=False)
+        self._console.print(
+            f"[bold]{training.algorithm.name}[/bold] on [bold]{training.env.name}[/bold]", highlight=False
+        )
         for line in described(training)[1:]:
             self._console.print(f"  {line}", highlight=False, markup=False)
         self._began = time.monotonic()
@@ -213,7 +215,8 @@ class Live(Watcher):
     def _bottleneck(self) -> str:
         total = sum(self._phases.values()) or 1.0
         order = sorted(self._phases.items(), key=lambda one: -one[1])
-        return "   ".join(f"{'[bold]' if not place else ''}{name} {spent / total:.0%}{'[/bold]' if not place else ''}" for place, (name, spent) in enumerate(order))  # fmt: skip
+        shares = [f"{name} {spent / total:.0%}" for name, spent in order]
+        return "   ".join([f"[bold]{shares[0]}[/bold]", *shares[1:]]) if shares else ""
 
 
 def clock(seconds: float) -> str:
@@ -230,6 +233,3 @@ def clock(seconds: float) -> str:
 def watcher_for(stream: TextIO) -> Watcher:
     """Return a live display for a terminal, and lines for anything else."""
     return Live() if stream.isatty() else Lines(stream)
-
-
-__all__ = ["Lines", "Live", "Watcher", "closing", "clock", "duration", "short", "sparkline", "watcher_for"]

@@ -27,7 +27,9 @@ def plot_returns(returns: Sequence[float], title: str, path: Path, show: bool = 
     return _finish(plt, figure, path, show)
 
 
-def plot_seeds(curves: Mapping[int, tuple[Sequence[float], Sequence[float]]], title: str, path: Path, show: bool = False) -> Path:
+def plot_seeds(
+    curves: Mapping[int, tuple[Sequence[float], Sequence[float]]], title: str, path: Path, show: bool = False
+) -> Path:
     """Draw learning curves of several seeds, (timesteps, mean returns) each, and the mean and range of them all."""
     plt = _pyplot(show)
     figure, axes = plt.subplots(figsize=(9, 4.8), layout="constrained")

@@ -1,0 +1,5 @@
+"""`python -m raceway`."""
+
+from raceway.cli import entry
+
+entry()
