@@ -12,7 +12,7 @@ import os
 import sys
 from typing import Any
 
-from raceway.errors import EnvironmentFailed, OperatorError, RacewayError
+from raceway.errors import EnvironmentFailed, OperatorError, RacewayError, unknown
 
 INTERRUPTED = 130
 
@@ -90,7 +90,10 @@ def _train(name: str | None, rest: list[str]) -> int:
     option("--seeds", type=_positive, metavar="N", help="train N times, with seeds from --seed on, and compare")
     option("--plot", action="store_true", help="save a picture of the returns in the run's folder, and show it")
     option("--json", action="store_true", help="print the summary as one JSON object on the last line")
-    arguments = parser.parse_args(rest)
+    arguments, unread = parser.parse_known_args(rest)
+    if unread:
+        options = [option for action in parser._actions for option in action.option_strings]
+        parser.exit(2, f"error: {unknown('option', unread[0].partition('=')[0], options)}\n")
     settings = settings_of(arguments, algorithm.config)
     if arguments.local:
         if settings.get("engine", "inline") != "inline" or settings.get("num_workers", "auto") != "auto":

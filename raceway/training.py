@@ -91,7 +91,7 @@ class Seeds:
         low, high = found["interval"]
         return [
             RULE,
-            f"{found['algorithm']} on {found['env']} with {len(self.results)} seeds: mean return of the last 100 episodes",
+            f"{found['algorithm']} on {found['env']}, {len(self.results)} seeds: mean return of the last 100 episodes",
             *rows,
             f"  mean: {found['mean']:.1f}",
             f"  interquartile mean: {found['iqm']:.1f}  (95 % bootstrap interval {low:.1f} to {high:.1f})",
@@ -191,7 +191,7 @@ class Training:
         if cfg.engine == "inline":
             return 0, ""
         cost = measure_step(self.env, slots, cfg.num_envs // cfg.num_shards)
-        return choose_workers(cost, len(os.sched_getaffinity(0)), cfg.num_shards)
+        return choose_workers(cost, num_cores(), cfg.num_shards)
 
     def run(self) -> Result:
         """Train until a limit is reached."""
@@ -288,6 +288,11 @@ class Training:
             "run_dir": str(directory.path),
         }
         directory.write("summary.json", self.result.summary)
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager

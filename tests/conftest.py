@@ -43,7 +43,7 @@ def _descriptors() -> dict[str, str]:
             found[fd] = os.readlink(f"/proc/self/fd/{fd}")
         except OSError:
             pass  # the listing's own
-    return found
+    return {fd: name for fd, name in found.items() if "/mpl-data/fonts/" not in name}  # matplotlib keeps them open
 
 
 def _files() -> set[str]:

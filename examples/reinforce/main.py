@@ -13,20 +13,29 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import sys
 import time
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.random import SeedSequence
+from threadpoolctl import threadpool_limits
 
 from model import ENV_CONFIGS, EnvConfig, create_policy
 from raceway.errors import ConfigError
 from raceway.runner import Runner
 
+GAMMA = 0.99
+"""Discount factor."""
+STEPS_AT_ONCE = 4096
+"""Steps for which gradients are computed together: more would not fit in the caches."""
+WINDOW = 100
+"""Episodes over which the plot averages."""
 RULE = "=" * 60
 
 
@@ -73,30 +82,44 @@ def discounted_returns(rewards: np.ndarray, gamma: float) -> np.ndarray:
     return np.fromiter(backwards, float, len(rewards))[::-1]
 
 
+def normalise(returns: np.ndarray) -> np.ndarray:
+    """Return the returns of one episode with mean 0 and deviation 1: its better half is reinforced.
+
+    >>> normalise(np.array([3.0, 1.0])).round(3)
+    array([ 1., -1.], dtype=float32)
+    """
+    return ((returns - returns.mean()) / (returns.std() + 1e-8)).astype(np.float32)
+
+
 class Learner:
-    """The policy, its optimiser, and the mean reward of every iteration so far."""
+    """The policy, its optimiser, and the total reward of every episode so far."""
 
     def __init__(self, config: EnvConfig, seed: int) -> None:
         torch.manual_seed(seed)
-        torch.set_num_threads(1)  # gradients differ in their last bits with the number of threads
-        self.config = config
         self.policy = create_policy(config)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=config.lr)
-        self.mean_rewards: list[float] = []
+        self.total_rewards: list[float] = []
+        self.mean_reward = 0.0
+        """That of the last iteration."""
 
     def update(self, episodes: list[dict]) -> float:
-        """Take one step along the policy gradient and return the loss."""
-        states = torch.from_numpy(np.concatenate([episode["states"] for episode in episodes]))
-        actions = torch.from_numpy(np.concatenate([episode["actions"] for episode in episodes]))
-        returns = np.concatenate([discounted_returns(episode["rewards"], self.config.gamma) for episode in episodes])
-        weights = torch.from_numpy((returns - returns.mean()) / (returns.std() + 1e-8)).float()
+        """Take one step along the policy gradient; return the loss, the mean over episodes of -Σₜ log π(aₜ|sₜ) Gₜ."""
+        returns = [normalise(discounted_returns(episode["rewards"], GAMMA)) for episode in episodes]
+        columns = [[episode["states"] for episode in episodes], [episode["actions"] for episode in episodes], returns]
+        parts = [torch.from_numpy(np.concatenate(column)).split(STEPS_AT_ONCE) for column in columns]
 
-        loss = -(self.policy.log_prob(states, actions) * weights).mean()
+        loss = 0.0
         self.optimizer.zero_grad()
-        loss.backward()
+        for states, actions, weights in zip(*parts, strict=True):
+            part = -(self.policy.log_prob(states, actions) * weights).sum() / len(episodes)
+            part.backward()  # adds to the gradients of the parts before
+            loss += part.item()
         self.optimizer.step()
-        self.mean_rewards.append(float(np.mean([episode["total_reward"] for episode in episodes])))
-        return loss.item()
+
+        rewards = [episode["total_reward"] for episode in episodes]
+        self.total_rewards += rewards
+        self.mean_reward = float(np.mean(rewards))
+        return loss
 
 
 def episode_seeds(seed: int, iteration: int, num_episodes: int) -> list[SeedSequence]:
@@ -130,24 +153,43 @@ def train_local(learner: Learner, args: argparse.Namespace) -> None:
 def report(iteration: int, num_iterations: int, learner: Learner, loss: float) -> None:
     """Print every tenth iteration and the last."""
     if iteration % 10 == 0 or iteration == num_iterations - 1:
-        print(
-            f"Iteration {iteration:4d} | Mean Reward: {learner.mean_rewards[-1]:8.1f} | Loss: {loss:8.4f}", flush=True
-        )
+        print(f"Iteration {iteration:4d} | Mean Reward: {learner.mean_reward:8.1f} | Loss: {loss:8.4f}", flush=True)
 
 
-def save_plot(mean_rewards: list[float], config: EnvConfig, path: Path) -> None:
-    """Draw the mean reward over the iterations."""
-    import matplotlib
+def draw_rewards(figure: Any, rewards: list[float], title: str) -> None:
+    """Draw the total reward of every episode, and the mean of the last hundred."""
+    totals = np.cumsum([0.0, *rewards])
+    ends = np.arange(1, len(totals))
+    starts = np.maximum(ends - WINDOW, 0)  # the first means are over the episodes there are
+    axes = figure.subplots()
+    axes.plot(ends, rewards, ".", ms=3, mew=0, color="#5b8db8", alpha=0.35, rasterized=True, label="one episode")
+    axes.plot(ends, (totals[ends] - totals[starts]) / (ends - starts), color="#14406b", label=f"mean of {WINDOW}")
+    axes.set_title(title, loc="left", fontweight="bold")
+    axes.set(xlabel="episode", ylabel="total reward")
+    axes.margins(x=0.01)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    legend = axes.legend(frameon=False, markerscale=3)
+    for handle in legend.legend_handles:
+        handle.set_alpha(1)
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
-    axes.plot(mean_rewards)
-    axes.set(title=f"REINFORCE on {config.name}", xlabel="iteration", ylabel="mean reward of its episodes")
-    axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+def plot(rewards: list[float], title: str, path: Path) -> None:
+    """Save a picture of the rewards, and show it where there is a screen."""
+    from matplotlib.figure import Figure
+
+    size = {"figsize": (9, 5), "layout": "constrained"}
+    picture = Figure(**size)  # needs no screen, so that the file is there whatever becomes of the window
+    draw_rewards(picture, rewards, title)
+    picture.savefig(path, dpi=130)
+    print(f"Plot saved to {path.resolve()}", flush=True)
+    if sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+        import matplotlib.pyplot as plt
+
+        draw_rewards(plt.figure(**size), rewards, title)
+        if plt.get_backend().lower() != "agg":  # what matplotlib falls back to without a toolkit for windows
+            plt.show()
+        plt.close("all")
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -156,28 +198,34 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     option = parser.add_argument
     option("--env", choices=list(ENV_CONFIGS), default="cartpole", help="environment (%(default)s)")
     option("--local", action="store_true", help="collect episodes in this process, without a Runner")
-    option("--iterations", type=positive_int, default=100, help="number of policy updates (%(default)s)")
-    option("--episodes-per-iter", type=positive_int, default=100, help="episodes collected for an update (%(default)s)")
-    option("--plot", action="store_true", help="save a plot of the rewards as reinforce-<env>.png")
+    option("--iterations", type=positive, default=100, help="number of training iterations (%(default)s)")
+    option("--episodes-per-iter", type=positive, default=100, help="episodes collected per iteration (%(default)s)")
+    option("--plot", action="store_true", help="save the rewards as reinforce-<env>.png; show it if there is a screen")
     option("--engine", choices=["inline", "process", "ray"], help="where workers live ($RACEWAY_ENGINE, or process)")
-    option("--workers", type=positive_int, help="number of workers (as many as the engine has room for)")
-    option("--seed", type=int, default=0, help="seed of the weights, the actions and the environments (%(default)s)")
+    option("--workers", type=positive, help="number of workers (as many as the engine has room for)")
+    option("--seed", type=seed, default=0, help="seed of the weights, the actions and the environments (%(default)s)")
     args = parser.parse_args(argv)
     if args.local and (args.engine or args.workers):
         parser.error("--local collects in this process; leave out --engine and --workers")
     if ENV_CONFIGS[args.env].continuous and not importlib.util.find_spec("mujoco"):
-        parser.error(f"--env {args.env} needs MuJoCo: pip install 'raceway[mujoco]'")
+        parser.error(f"--env {args.env} needs MuJoCo: pip install 'gymnasium[mujoco]'")
     if args.plot and not importlib.util.find_spec("matplotlib"):
         parser.error("--plot needs matplotlib: pip install matplotlib")
     return args
 
 
-def positive_int(text: str) -> int:
+def positive(text: str) -> int:
     """Convert an option that must be at least 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return value
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1")
+    return int(text)
+
+
+def seed(text: str) -> int:
+    """Convert a seed: what both numpy and torch take for one."""
+    if not text.isdecimal() or int(text) >= 2**64:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 0 to 2**64 - 1")
+    return int(text)
 
 
 def main() -> None:
@@ -186,7 +234,7 @@ def main() -> None:
     config = ENV_CONFIGS[args.env]
     mode, runner = ("Local", "") if args.local else ("Distributed", " using Raceway Runner")
     num_episodes = args.iterations * args.episodes_per_iter
-    print(RULE, f"{mode} REINFORCE on {config.name}{runner}", RULE, sep="\n")
+    print(RULE, f"{mode} REINFORCE on {config.name}{runner}", RULE, "", sep="\n")
     print("Configuration:")
     print(f"  Environment: {config.name}")
     print(f"  Observation dim: {config.obs_dim}")
@@ -199,20 +247,20 @@ def main() -> None:
     print(f"\nStarting {mode.lower()} training...", flush=True)
 
     learner = Learner(config, args.seed)
-    start = time.perf_counter()
     train = train_local if args.local else train_distributed
-    train(learner, args)
+    start = time.perf_counter()
+    torch.set_num_threads(1)
+    with threadpool_limits(1):  # the last bits of a sum depend on how many threads it is shared by
+        train(learner, args)
     seconds = time.perf_counter() - start
 
-    print(RULE, "Training Complete!", sep="\n")
+    print("", RULE, "Training Complete!", sep="\n")
     print(f"  Total time: {seconds:.2f}s")
     print(f"  Episodes: {num_episodes} ({num_episodes / seconds:.1f} episodes/sec)")
-    print(f"  Final Mean Reward: {learner.mean_rewards[-1]:.1f}")
-    print(RULE)
+    print(f"  Final Mean Reward: {learner.mean_reward:.1f}")
+    print(RULE, flush=True)
     if args.plot:
-        path = Path(f"reinforce-{args.env}.png")
-        save_plot(learner.mean_rewards, config, path)
-        print(f"Plot saved to {path.resolve()}")
+        plot(learner.total_rewards, f"REINFORCE on {config.name}", Path(f"reinforce-{args.env}.png"))
 
 
 if __name__ == "__main__":

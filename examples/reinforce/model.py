@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class EnvConfig:
-    """An environment and the settings REINFORCE uses on it."""
+    """An environment and what a policy must know of it."""
 
     name: str
     """Gymnasium's id."""
@@ -28,29 +28,28 @@ class EnvConfig:
     """Number of actions to choose from, or length of a continuous action."""
     continuous: bool
     """Whether an action is a vector rather than a choice."""
-    lr: float
-    """Adam step size."""
-    gamma: float = 0.99
-    """Discount factor."""
-    hidden: int = 64
-    """Width of the hidden layers."""
+
+    @property
+    def lr(self) -> float:
+        """Adam's step size."""
+        return 3e-4 if self.continuous else 1e-2
 
 
 ENV_CONFIGS = {
-    "cartpole": EnvConfig(name="CartPole-v1", obs_dim=4, action_dim=2, continuous=False, lr=2e-2),
-    "halfcheetah": EnvConfig(name="HalfCheetah-v5", obs_dim=17, action_dim=6, continuous=True, lr=3e-3),
-    "hopper": EnvConfig(name="Hopper-v5", obs_dim=11, action_dim=3, continuous=True, lr=3e-3),
-    "walker2d": EnvConfig(name="Walker2d-v5", obs_dim=17, action_dim=6, continuous=True, lr=3e-3),
-    "ant": EnvConfig(name="Ant-v5", obs_dim=105, action_dim=8, continuous=True, lr=3e-3),
+    "cartpole": EnvConfig(name="CartPole-v1", obs_dim=4, action_dim=2, continuous=False),
+    "halfcheetah": EnvConfig(name="HalfCheetah-v5", obs_dim=17, action_dim=6, continuous=True),
+    "hopper": EnvConfig(name="Hopper-v5", obs_dim=11, action_dim=3, continuous=True),
+    "walker2d": EnvConfig(name="Walker2d-v5", obs_dim=17, action_dim=6, continuous=True),
+    "ant": EnvConfig(name="Ant-v5", obs_dim=105, action_dim=8, continuous=True),
 }
 
 
 class DiscretePolicy(nn.Module):
     """A categorical distribution over actions."""
 
-    def __init__(self, config: EnvConfig) -> None:
+    def __init__(self, obs_dim: int, action_dim: int, hidden: int = 128) -> None:
         super().__init__()
-        self.net = mlp(config.obs_dim, config.hidden, config.action_dim)
+        self.net = nn.Sequential(nn.Linear(obs_dim, hidden), nn.ReLU(), nn.Linear(hidden, action_dim))
 
     def forward(self, states: torch.Tensor) -> Distribution:
         """Return the distribution of actions for states [N, obs_dim]."""
@@ -66,7 +65,7 @@ class DiscretePolicy(nn.Module):
 
     def actor(self) -> Callable[[np.ndarray, np.ndarray], int]:
         """Return (state, noise) -> action in numpy, which for one state is many times faster than torch."""
-        net = numpy_mlp(self.net)
+        net = in_numpy(self.net)
         # Gumbel's trick: the largest of logits + Gumbel noise is a sample of their softmax.
         return lambda state, noise: int((net(state) + noise).argmax())
 
@@ -74,10 +73,16 @@ class DiscretePolicy(nn.Module):
 class ContinuousPolicy(nn.Module):
     """A Gaussian over actions whose standard deviation is learned, the same for every state."""
 
-    def __init__(self, config: EnvConfig) -> None:
+    def __init__(self, obs_dim: int, action_dim: int, hidden: int = 256) -> None:
         super().__init__()
-        self.net = mlp(config.obs_dim, config.hidden, config.action_dim)
-        self.log_std = nn.Parameter(torch.full((config.action_dim,), -0.5))
+        self.net = nn.Sequential(
+            nn.Linear(obs_dim, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, action_dim),
+        )
+        self.log_std = nn.Parameter(torch.zeros(action_dim))
 
     def forward(self, states: torch.Tensor) -> Distribution:
         """Return the distribution of actions for states [N, obs_dim]."""
@@ -93,19 +98,19 @@ class ContinuousPolicy(nn.Module):
 
     def actor(self) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
         """Return (state, noise) -> action in numpy, which for one state is many times faster than torch."""
-        net, std = numpy_mlp(self.net), self.log_std.detach().exp().numpy()
+        net, std = in_numpy(self.net), self.log_std.detach().exp().numpy()
         return lambda state, noise: net(state) + std * noise
 
 
 def create_policy(config: EnvConfig) -> DiscretePolicy | ContinuousPolicy:
     """Create an untrained policy for an environment."""
-    return ContinuousPolicy(config) if config.continuous else DiscretePolicy(config)
+    kind = ContinuousPolicy if config.continuous else DiscretePolicy
+    return kind(config.obs_dim, config.action_dim)
 
 
 def create_env(config: EnvConfig) -> gym.Env:
-    """Create an environment; continuous actions outside its bounds are clipped."""
-    env = gym.make(config.name, disable_env_checker=True)
-    return gym.wrappers.ClipAction(env) if config.continuous else env
+    """Create an environment, without Gymnasium's checks of every step."""
+    return gym.make(config.name, disable_env_checker=True)
 
 
 @lru_cache
@@ -114,20 +119,17 @@ def once(create: Callable[[EnvConfig], T], config: EnvConfig) -> T:
     return create(config)
 
 
-def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-    """Two tanh layers and a linear one, whose small start makes the first policy nearly uniform."""
-    net = nn.Sequential(
-        nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, outputs)
-    )
-    with torch.no_grad():
-        net[-1].weight.mul_(0.01)
-        net[-1].bias.zero_()
-    return net
-
-
-def numpy_mlp(net: nn.Sequential) -> Callable[[np.ndarray], np.ndarray]:
-    """Return the network as a numpy function of one state; its arrays share memory with the parameters."""
-    (w1, b1), (w2, b2), (w3, b3) = (
+def in_numpy(net: nn.Sequential) -> Callable[[np.ndarray], np.ndarray]:
+    """Return a network of ReLU layers as a function of one state; its arrays share memory with the parameters."""
+    *hidden, (last_weight, last_bias) = (
         (layer.weight.detach().numpy(), layer.bias.detach().numpy()) for layer in net if isinstance(layer, nn.Linear)
     )
-    return lambda x: w3 @ np.tanh(w2 @ np.tanh(w1 @ x + b1) + b2) + b3
+
+    def forward(x: np.ndarray) -> np.ndarray:
+        for weight, bias in hidden:
+            x = weight @ x
+            x += bias
+            np.maximum(x, 0, out=x)
+        return last_weight @ x + last_bias
+
+    return forward

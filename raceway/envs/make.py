@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +15,8 @@ from raceway.envs.names import find, missing_extra
 from raceway.envs.slots import MaskFromInfo, Slots, SteppedSlots
 from raceway.envs.vector import CartPoleSlots, EnvPoolSlots, VectorSlots
 from raceway.errors import ConfigError, RacewayError, known
+
+_log = logging.getLogger(__name__)
 
 VECTORS = ("auto", "native", "stepped", "envpool")
 
@@ -43,8 +47,10 @@ def make_env(settings: EnvSettings) -> gym.Env:
     """Make one environment."""
     try:
         if isinstance(settings.env, str):
-            # What the checker would find, the collector tells with the place.
-            env = gym.make(find(settings.env), disable_env_checker=True, **settings.kwargs)
+            name = find(settings.env)
+            with _quiet_models(name):
+                # What the checker would find, the collector tells with the place.
+                env = gym.make(name, disable_env_checker=True, **settings.kwargs)
         else:
             env = settings.env(**settings.kwargs)
     except RacewayError:
@@ -60,13 +66,29 @@ def make_env(settings: EnvSettings) -> gym.Env:
     return _masked(env)
 
 
+@contextmanager
+def _quiet_models(name: str) -> Iterator[None]:
+    """Log what MuJoCo says of the model files, which are Gymnasium's, instead of printing it for every environment."""
+    if ".mujoco" not in str(gym.spec(name.rpartition(":")[2]).entry_point):
+        yield
+        return
+    import mujoco
+
+    before = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(_log.info)
+    try:
+        yield
+    finally:
+        mujoco.set_mju_user_warning(before)
+
+
 def make_slots(settings: EnvSettings, num: int, seed: int = 0) -> Slots:
     """Make environments that step together. Only EnvPool's take the seed; others are told one for every episode."""
     settings = settings.checked()
     if settings.vector == "envpool":
         return _envpool(settings, num, seed)
     if settings.vector != "stepped" and isinstance(settings.env, str):
-        spec = gym.spec(settings.env)
+        spec = gym.spec(settings.env.rpartition(":")[2])
         if spec.vector_entry_point is not None:
             vector = _native(settings, num)
             if vector is not None:

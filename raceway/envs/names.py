@@ -23,18 +23,12 @@ ALIASES = {
     "breakout": "ALE/Breakout-v5",
 }
 
-_EXTRAS = {
-    "mujoco": ("mujoco", "MuJoCo"),
-    "box2d": ("Box2D", "Box2D"),
-    "ale_py": ("ale_py", "the Arcade Learning Environment"),
-}
-
 
 def find(name: str) -> str:
     """Return the Gymnasium id of an environment: of a short name, an id, or `module:Id` whose module registers it.
 
-    >>> find("cartpole")
-    'CartPole-v1'
+    >>> find("cartpole"), find("CartPole")
+    ('CartPole-v1', 'CartPole-v1')
     """
     name = ALIASES.get(name, name)
     module, _, rest = name.rpartition(":")
@@ -42,9 +36,12 @@ def find(name: str) -> str:
         _import(module, name)
     elif rest.startswith("ALE/"):
         register_atari(name)
-    if rest not in gym.registry and not _unversioned(rest):
+    if rest in gym.registry:
+        return name
+    versions = [spec for spec in gym.registry.values() if spec.id.partition("-v")[0] == rest]
+    if not versions:
         raise unknown_environment(name)
-    return name
+    return max(versions, key=lambda spec: spec.version or 0).id
 
 
 def unknown_environment(name: str) -> ConfigError:
@@ -74,10 +71,6 @@ def register_atari(name: str) -> None:
     except ImportError as error:
         raise ConfigError(f"{name} needs the Arcade Learning Environment: pip install 'raceway[atari]'") from error
     gym.register_envs(ale_py)
-
-
-def _unversioned(rest: str) -> bool:
-    return any(id.partition("-v")[0] == rest for id in gym.registry)
 
 
 def _import(module: str, name: str) -> None:

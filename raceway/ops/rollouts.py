@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,6 +77,10 @@ class RolloutWorker:
             if self._weights is not None:
                 self._policy.load(self._weights)
         return Collector(slots, self._policy, seed=settings.seed, shard=shard, worker=self.name)
+
+    def pid(self) -> int:
+        """Return the process it lives in."""
+        return os.getpid()
 
     def close(self) -> None:
         """Close the environments."""

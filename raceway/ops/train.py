@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from raceway.engine.base import Actor, Future
+from raceway.errors import ActorError
 from raceway.flow import send_msg
 from raceway.ops.report import TrainStats
 from raceway.policies import Policy
@@ -95,8 +96,11 @@ class UpdateWeights:
     def send(self, workers: Sequence[Actor]) -> None:
         """Send what there is now."""
         weights = workers[0].engine.put(self.learner.policy.weights())
-        for future in self._sent:
-            future.result()  # done long ago; if a worker could not take them, this raises
+        for error in [future.exception() for future in self._sent]:  # done long ago
+            if error is not None and not isinstance(
+                error, ActorError
+            ):  # a worker that died will be told when it is back
+                raise error
         self._sent = [send_msg(worker, "set_weights", weights, version=self.version) for worker in workers]
 
     def send_to(self, worker: Actor) -> Future[Any]:

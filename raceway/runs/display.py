@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TextIO
+
+from gymnasium.spaces import Box
 
 from raceway.words import counted
 
@@ -37,11 +40,12 @@ def described(training: Any) -> list[str]:
     where = counted(training.num_workers, "worker") if training.num_workers else "in this process"
     lines = [
         f"Environment: {training.env.name}",
-        f"Observations: {obs}",
-        f"Actions: {actions}",
+        f"Observation dim: {math.prod(obs.shape)}" if obs.shape else f"Observations: {obs}",
+        f"Action dim: {getattr(actions, 'n', None) or math.prod(actions.shape)}",
+        f"Continuous actions: {isinstance(actions, Box)}",
         f"Engine: {cfg.engine}, {where}" if training.num_workers else f"Engine: {where}",
     ]
-    lines += [f"  ({training.why})"] if training.why else []
+    lines += [f"  auto chose {training.why}"] if training.why else []
     lines += [f"Training iterations: {most}"] if most else []
     lines += [f"Total timesteps: {cfg.total_timesteps:,}"] if cfg.total_timesteps else []
     if episodes:
@@ -125,19 +129,19 @@ class Live(Watcher):
 
     def __init__(self, console: Any = None) -> None:
         from rich.console import Console
-        from rich.live import Live as RichLive
 
         self._console = console or Console()
-        self._live = RichLive(console=self._console, refresh_per_second=8, get_renderable=self._picture)
+        self._live: Any = None
         self._training: Any = None
         self._row: dict[str, Any] | None = None
         self._means: list[float] = []
         self._phases: dict[str, float] = {}
         self._began = time.monotonic()
-        self._on = False
 
     def begin(self, training: Any, path: Path) -> None:
         """Say what is run, and start drawing."""
+        from rich.live import Live as RichLive
+
         self._training = training
         self._console.print(
             f"[bold]{training.algorithm.name}[/bold] on [bold]{training.env.name}[/bold]", highlight=False
@@ -145,8 +149,8 @@ class Live(Watcher):
         for line in described(training)[1:]:
             self._console.print(f"  {line}", highlight=False, markup=False)
         self._began = time.monotonic()
+        self._live = RichLive(console=self._console, refresh_per_second=8, get_renderable=self._picture)
         self._live.start()
-        self._on = True
 
     def iteration(self, row: dict[str, Any]) -> None:
         """Take in the figures."""
@@ -168,9 +172,9 @@ class Live(Watcher):
         self._stop()
 
     def _stop(self) -> None:
-        if self._on:
-            self._on = False
+        if self._live is not None:
             self._live.stop()
+            self._live = None
 
     def _picture(self) -> Any:
         from rich.panel import Panel

@@ -559,3 +559,85 @@ def test_many_kinds_of_plan_end(actors: list[Actor]) -> None:
     found = list(flow)
     assert sorted(x for x in found if isinstance(x, int)) == list(range(30))
     assert sorted(x for batch in found if isinstance(batch, list) for x in batch) == list(range(30))
+
+
+# Shards that move.
+
+
+class Numbered:
+    """Gives what it was asked for, and takes long over the items of the first shard."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+        self.played: list[tuple[int, int]] = []
+
+    def make(self, *, shard: Shard = given, number: int = given) -> tuple[int, int]:
+        if shard.number == 0:
+            time.sleep(self.seconds)
+        self.played.append((shard.number, number))
+        return shard.number, number
+
+    def get(self, name: str) -> Any:
+        return getattr(self, name)
+
+
+@pytest.fixture
+def numbered(engine: EngineCore) -> list[Actor]:
+    actors = [engine.spawn(Numbered, (0.5,), name=f"numbered-{place}") for place in range(2)]
+    for actor in actors:
+        actor.ready.result(GENEROUS)
+    return actors
+
+
+def test_a_method_is_told_the_number_of_its_item(numbered: list[Actor]) -> None:
+    with iter(create(numbered, "make", num_shards=3).gather_sync()) as run:
+        assert [next(run) for _ in range(2)] == [[(0, 0), (1, 0), (2, 0)], [(0, 1), (1, 1), (2, 1)]]
+        state = run.state()
+    again = create(numbered, "make", num_shards=3).gather_sync().restore(state)
+    with again:
+        assert next(again) == [(0, 2), (1, 2), (2, 2)]
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_moving_changes_nothing_of_what_comes(numbered: list[Actor], moves: bool) -> None:
+    with iter(create(numbered, "make", num_shards=5, moves=moves).for_each(lambda x: x).gather_sync()) as run:
+        for number in range(3):
+            assert next(run) == [(shard, number) for shard in range(5)]
+        assert run.envelope is not None
+        assert [source.shard for source in run.envelope.sources] == list(range(5))
+
+
+@engines(*REMOTE)
+def test_shards_move_to_whichever_actor_is_free(numbered: list[Actor]) -> None:
+    with iter(create(numbered, "make", num_shards=8, moves=True).gather_sync()) as run:
+        next(run)
+        slow, fast = sorted((actor.call("get", "played").result(GENEROUS) for actor in numbered), key=len)
+        assert (0, 0) in slow
+        assert len(fast) > 4  # its own, and some that were the other's
+        assert guests(numbered[0]) + guests(numbered[1]) == 8  # what moved was closed where it was
+
+
+@engines("process")
+def test_what_moves_survives_the_death_of_an_actor(numbered: list[Actor]) -> None:
+    flow = create(numbered, "make", num_shards=6, moves=True).on_failure("restart", errors=False).gather_sync()
+    with iter(flow) as run:
+        next(run)
+        numbered[1].engine.kill(numbered[1])
+        assert [next(run) for _ in range(2)] == [[(shard, number) for shard in range(6)] for number in (1, 2)]
+
+
+@engines("process")
+def test_what_moves_leaves_an_actor_that_was_dropped(numbered: list[Actor]) -> None:
+    flow = create(numbered, "make", num_shards=6, moves=True).on_failure("drop").gather_sync()
+    with iter(flow) as run:
+        next(run)
+        numbered[1].engine.kill(numbered[1])
+        left = {shard for shard, number in next(run)}
+        assert len(left) == 5
+        assert {shard for shard, number in next(run)} == left
+
+
+def test_messages_carry_references(actors: list[Actor]) -> None:
+    ref = actors[0].engine.put({"weights": np.arange(3)})
+    send_msg(actors[0], "set_weights", ref).result(GENEROUS)
+    assert actors[0].call("get", "weights").result(GENEROUS)["weights"].tolist() == [0, 1, 2]
