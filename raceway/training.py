@@ -179,6 +179,7 @@ class Training:
         finally:
             slots.close()
         self.spaces = spaces
+        self.rollouts = dataclasses.replace(self.cfg.rollouts(self.env), repeats=slots.repeats)
         self.num_workers, self.why = self._num_workers(slots)
         self.learner = Learner(self.policy, self.cfg.lr, self.cfg.learner_threads)
         self.report = ReportMetrics()
@@ -226,15 +227,14 @@ class Training:
         return make_engine(self.cfg.engine, **options[self.cfg.engine])
 
     def _spawn(self, engine: Any) -> list[Actor]:
-        settings = self.cfg.rollouts(self.env)
         names = [f"rollouts-{number}" for number in range(max(1, self.num_workers))]
-        return [engine.spawn(RolloutWorker, (settings, name), name=name) for name in names]
+        return [engine.spawn(RolloutWorker, (self.rollouts, name), name=name) for name in names]
 
     def flow(self, workers: Sequence[Actor]) -> Any:
         """Return the plan of the run."""
         weights = UpdateWeights(self.learner, workers)
         # An actor that dies comes back with the weights of the others. What it plays then is what it would have played.
-        rollouts = parallel_rollouts(workers, self.cfg.rollouts(self.env)).on_failure(
+        rollouts = parallel_rollouts(workers, self.rollouts).on_failure(
             "restart", errors=False, on_restart=weights.send_to
         )
         weights.send(workers)

@@ -104,6 +104,13 @@ def test_a_killed_worker_changes_nothing() -> None:
     assert killed.summary["episodes"] == 60
 
 
+def test_envpool_gives_the_same_on_any_number_of_workers() -> None:
+    settings: dict[str, Any] = {"env": "cartpole", "vector": "envpool", **SMALL}
+    local = train("reinforce", engine="inline", **settings).summary
+    assert local["episodes"] == 60
+    assert hash_of(num_workers=2, **settings) == local["weights_sha256"]
+
+
 def test_the_number_of_threads_of_torch_is_left_as_it_was() -> None:
     before = torch.get_num_threads()
     train("reinforce", engine="inline", **SMALL)

@@ -162,14 +162,16 @@ def draw_rewards(figure: Any, rewards: list[float], title: str) -> None:
     ends = np.arange(1, len(totals))
     starts = np.maximum(ends - WINDOW, 0)  # the first means are over the episodes there are
     axes = figure.subplots()
-    axes.plot(ends, rewards, ".", ms=3, mew=0, color="#5b8db8", alpha=0.35, rasterized=True, label="one episode")
-    axes.plot(ends, (totals[ends] - totals[starts]) / (ends - starts), color="#14406b", label=f"mean of {WINDOW}")
+    means = (totals[ends] - totals[starts]) / (ends - starts)
+    size = 3 if len(rewards) > 1000 else 6
+    axes.plot(ends, rewards, ".", ms=size, mew=0, color="#5b8db8", alpha=0.35, label="one episode")
+    axes.plot(ends, means, lw=1.8, color="#14406b", label=f"mean of the last {WINDOW}")
     axes.set_title(title, loc="left", fontweight="bold")
     axes.set(xlabel="episode", ylabel="total reward")
     axes.margins(x=0.01)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    legend = axes.legend(frameon=False, markerscale=3)
+    legend = axes.legend(frameon=False, markerscale=8 / size)
     for handle in legend.legend_handles:
         handle.set_alpha(1)
 

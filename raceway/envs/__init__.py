@@ -3,11 +3,12 @@
 from raceway.envs.make import EnvSettings, make_env, make_slots
 from raceway.envs.names import ALIASES, find
 from raceway.envs.seeds import Purpose, seed_of
-from raceway.envs.slots import Slots, SteppedSlots
+from raceway.envs.slots import SOME_SLOT, Slots, SteppedSlots
 from raceway.envs.vector import CartPoleSlots, EnvPoolSlots, VectorSlots
 
 __all__ = [
     "ALIASES",
+    "SOME_SLOT",
     "CartPoleSlots",
     "EnvPoolSlots",
     "EnvSettings",

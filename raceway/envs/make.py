@@ -87,6 +87,8 @@ def make_slots(settings: EnvSettings, num: int, seed: int = 0) -> Slots:
     settings = settings.checked()
     if settings.vector == "envpool":
         return _envpool(settings, num, seed)
+    if settings.vector == "native" and not isinstance(settings.env, str):
+        raise ConfigError(f"{settings.name} is a function, and has no vector of its own. Use --vector auto.")
     if settings.vector != "stepped" and isinstance(settings.env, str):
         spec = gym.spec(settings.env.rpartition(":")[2])
         if spec.vector_entry_point is not None:

@@ -38,10 +38,11 @@ def find(name: str) -> str:
         register_atari(name)
     if rest in gym.registry:
         return name
-    versions = [spec for spec in gym.registry.values() if spec.id.partition("-v")[0] == rest]
+    versions = [spec for spec in gym.registry.values() if spec.id == f"{rest}-v{spec.version}"]
     if not versions:
         raise unknown_environment(name)
-    return max(versions, key=lambda spec: spec.version or 0).id
+    newest = max(versions, key=lambda spec: spec.version or 0).id
+    return f"{module}:{newest}" if module else newest
 
 
 def unknown_environment(name: str) -> ConfigError:
@@ -58,8 +59,8 @@ def missing_extra(name: str, error: BaseException) -> ConfigError:
     """Return the error for an environment whose simulator is not installed."""
     text = f"{name} {type(error).__module__} {error}".lower()
     extra = next((extra for extra in ("mujoco", "box2d", "atari", "envpool") if extra in text), None)
-    if extra is None and ("ale" in text or "pygame" in text):
-        extra = "atari" if "ale" in text else None
+    if extra is None and ("ale_py" in text or "ale/" in text):
+        extra = "atari"
     advice = f"pip install 'raceway[{extra}]'" if extra else "install what the message names"
     return ConfigError(f"{name} needs something that is not installed ({error}). To have it: {advice}")
 

@@ -18,6 +18,9 @@ from raceway.rl.spaces import Tree, fill
 
 Array = np.ndarray
 
+SOME_SLOT = -1
+"""Where a vector environment failed that does not tell which of its environments it was."""
+
 
 class Slots(Protocol):
     """Environments that step together."""
@@ -25,6 +28,8 @@ class Slots(Protocol):
     num: int
     observation_space: spaces.Space
     action_space: spaces.Space
+    repeats: bool
+    """Whether an episode depends on its seed alone, and not on what was played before."""
 
     def reset(self, slots: Sequence[int], seeds: Sequence[int], obs: Tree) -> None:
         """Begin an episode in each of these slots. Its first observation goes into that row of `obs`."""
@@ -51,6 +56,8 @@ class Slots(Protocol):
 class SteppedSlots:
     """Ordinary environments, stepped one after the other."""
 
+    repeats = True
+
     def __init__(self, make: Callable[[], gym.Env], num: int) -> None:
         self.num = num
         self.envs = [make() for _ in range(num)]
@@ -72,7 +79,7 @@ class SteppedSlots:
         for slot in active:
             try:
                 seen, reward[slot], terminated[slot], truncated[slot], _ = envs[slot].step(given[slot])
-                if shape is not None and seen.shape == shape:
+                if shape is not None and getattr(seen, "shape", None) == shape:
                     obs[slot] = seen
                 else:
                     fill(obs, slot, seen)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from raceway.envs.slots import Array
+from raceway.envs.slots import SOME_SLOT, Array, failed
 from raceway.rl.spaces import Tree, fill, row_of
 
 _ALL = slice(None)
@@ -18,46 +19,70 @@ _ALL = slice(None)
 class VectorSlots:
     """A `VectorEnv` in whichever of the three modes it resets itself, or does not."""
 
+    repeats = False  # most make further seeds of the first
+
     def __init__(self, env: VectorEnv) -> None:
         self.env: Any = env
         self.num = env.num_envs
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
         self.mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self._begun = False
+        self._active: Sequence[int] = ()  # the slots whose last step counted
+        self._over = np.zeros(self.num, bool)  # slots that are at the end of an episode
         self._awaits = np.zeros(self.num, bool)  # slots that will be reset by their next step
         self._first: dict[int, Any] = {}  # first observations that came with the last step before
 
     def reset(self, slots: Sequence[int], seeds: Sequence[int], obs: Tree) -> None:
-        if not self._begun or len(slots) == self.num:
+        told: list[Any] = [None] * self.num
+        for slot, seed in zip(slots, seeds, strict=True):
+            told[slot] = seed
+        try:
+            self._reset(list(slots), told, obs)
+        except Exception as error:
+            raise failed(SOME_SLOT, "reset", error) from error
+        self._over[list(slots)] = False
+
+    def _reset(self, slots: list[int], seeds: list[Any], obs: Tree) -> None:
+        if self._none_goes_on(slots):
             # Most of them take one seed, and make the others' of it.
-            several = hasattr(self.env, "envs")
-            first, _ = self.env.reset(seed=list(seeds) if several else int(seeds[0]))
+            first, _ = self.env.reset(seed=seeds if hasattr(self.env, "envs") else int(seeds[slots[0]]))
             fill(obs, _ALL, first)
             self._begun = True
-            self._awaits[:] = False
+            self._awaits[:] = self._over[:] = False
             self._first.clear()
         elif self.mode is AutoresetMode.DISABLED:
-            mask = np.isin(np.arange(self.num), slots)
-            all_seeds: list[Any] = [None] * self.num
-            for slot, seed in zip(slots, seeds, strict=True):
-                all_seeds[slot] = seed
-            first, _ = self.env.reset(seed=all_seeds, options={"reset_mask": mask})
+            first = self._reset_masked(np.isin(np.arange(self.num), slots), seeds)
             for slot in slots:
                 fill(obs, slot, row_of(first, slot))
         elif self.mode is AutoresetMode.SAME_STEP:
             for slot in slots:
                 fill(obs, slot, self._first.pop(slot))
         else:
-            self._awaits[list(slots)] = True
+            self._awaits[slots] = True
+
+    def _none_goes_on(self, slots: Sequence[int]) -> bool:
+        """Whether all environments can be reset at once, with seeds: what the others play does not count."""
+        others = [slot for slot in self._active if slot not in slots and not self._over[slot]]
+        return not self._begun or not others or not self._over[list(slots)].all()
+
+    def _reset_masked(self, mask: Array, seeds: list[Any]) -> Any:
+        return self.env.reset(seed=seeds, options={"reset_mask": mask})[0]
 
     def step(self, actions: Array, active: Sequence[int], obs: Tree, reward: Array, ended: Array) -> Array | None:
-        seen, reward[:], ended[0], ended[1], info = self.env.step(actions)
-        fill(obs, _ALL, seen)
-        if self.mode is AutoresetMode.SAME_STEP:
-            for slot in np.flatnonzero(ended.any(0)).tolist():
-                self._first[slot] = _copied(row_of(seen, slot))
-                fill(obs, slot, info["final_obs"][slot])
-        if not self._awaits.any():
+        try:
+            if self.mode is AutoresetMode.DISABLED and self._over.any():
+                # Slots that play no more are stepped all the same, which none at its end may be.
+                self._reset_masked(self._over, [None] * self.num)
+            seen, reward[:], ended[0], ended[1], info = self.env.step(actions)
+            fill(obs, _ALL, seen)
+            self._active, self._over = active, ended[0] | ended[1]
+            if self.mode is AutoresetMode.SAME_STEP:
+                for slot in np.flatnonzero(self._over).tolist():
+                    self._first[slot] = _copied(row_of(seen, slot))
+                    fill(obs, slot, info["final_obs"][slot])
+        except Exception as error:
+            raise failed(SOME_SLOT, "step", error) from error
+        if self.mode is not AutoresetMode.NEXT_STEP:
             return None
         real, self._awaits = ~self._awaits, np.zeros(self.num, bool)
         return real
@@ -71,6 +96,8 @@ class CartPoleSlots:
 
     An episode that begins with a seed is the one that `gym.make("CartPole-v1")` plays with that seed.
     """
+
+    repeats = True
 
     def __init__(self, env: Any) -> None:
         self.env = env
@@ -104,9 +131,13 @@ class _Anything:
 class EnvPoolSlots:
     """EnvPool's environments. They are seeded once, when they are made, and step in threads of their own."""
 
+    repeats = False
+
     def __init__(self, env: Any, num: int) -> None:
         self.env, self.num = env, num
-        self.observation_space, self.action_space = env.observation_space, env.action_space
+        with warnings.catch_warnings():  # its spaces have bounds of another precision than they say
+            warnings.filterwarnings("ignore", message=".*precision lowered")
+            self.observation_space, self.action_space = env.observation_space, env.action_space
         self._kind = np.int32 if np.issubdtype(self.action_space.dtype, np.integer) else np.float64
 
     def reset(self, slots: Sequence[int], seeds: Sequence[int], obs: Tree) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from raceway.envs import Purpose, Slots, seed_of
+from raceway.envs import SOME_SLOT, Purpose, Slots, SteppedSlots, seed_of
 from raceway.errors import EnvironmentFailed
 from raceway.policies import Policy
 from raceway.rl import Batch, empty, row_of, tree_map
@@ -32,10 +32,13 @@ class Collector:
         self.episode = np.zeros(slots.num, np.int64)  # the number of the episode that each slot plays
         self.playing = np.zeros(slots.num, bool)
         self._active: list[int] = []
+        # Of slots that have finished nothing need be known, unless something is remembered for each of them.
+        self._choosy = isinstance(slots, SteppedSlots) and not policy.recurrent
         self.state = policy.initial_state(slots.num)
         self._rows = 0
         self._reserve(_ROWS)
         self._carried = np.zeros((2, slots.num))  # rewards and steps of the episodes that a fragment left open
+        self._resets_itself = False  # whether a slot needs a step of its own for that
 
     def episodes(self, counts: Sequence[int], number: int = 0) -> Batch:
         """Play so many whole episodes in each slot; `number` tells one such call from the next.
@@ -45,7 +48,7 @@ class Collector:
             `final_obs` what was seen after the last one, [E, ...].
         """
         left = np.asarray(counts)
-        self.episode = number * left
+        self.episode, self._carried[:] = number * left, 0
         self._play(slice(None), left > 0)
         last_of = self.episode + left - 1
         self._begin(self._active, 0)
@@ -63,8 +66,10 @@ class Collector:
             self._play([slot for slot in over if slot not in more], False)
             self.episode[more] += 1
             self._begin(more, now)
-        self._check(now)
-        return self._whole(now, [obs for _, _, obs in sorted(final, key=lambda one: one[:2])])
+        final.sort(key=lambda one: one[:2])
+        batch = self._whole(now, [obs for _, _, obs in final])
+        self._check(now, batch["final_obs"], final)
+        return batch
 
     def fragment(self, num_steps: int, number: int = 0) -> Batch:
         """Play on for so many steps in every slot.
@@ -81,6 +86,7 @@ class Collector:
             tree_map(lambda rows: np.copyto(rows[0], rows[self._now]), self.obs)
         else:
             self._play(slice(None), True)
+            self._carried[:] = 0
             self._begin(self._active, 0)
         state = {name: part.numpy().copy() for name, part in self.state.items()}
         random, final, ends = self._random(number), [], []
@@ -91,31 +97,43 @@ class Collector:
             for slot in over:
                 ends.append((slot, now))
                 if self.ended[now, 1, slot]:
-                    final.append(tree_map(np.copy, row_of(self.obs, (now + 1, slot))))
+                    final.append((slot, now + 1, tree_map(np.copy, row_of(self.obs, (now + 1, slot)))))
             self.episode[over] += 1
             self._begin(over, now + 1)
         self._now = num_steps
-        self._check(num_steps)
         batch = tree_map(np.copy, self._columns(slice(0, num_steps)))
-        if self.valid[:num_steps].all():
+        if not self._resets_itself:
             del batch["valid"]
         batch["last_obs"] = tree_map(np.copy, row_of(self.obs, num_steps))
-        batch["final_obs"] = _stacked(final, row_of(self.obs, (slice(0, 0), 0)))
+        batch["final_obs"] = self._stacked([obs for _, _, obs in final])
+        self._check(num_steps, batch["final_obs"], final)
         batch.update(self._finished(ends, num_steps))
         return {**batch, "state": state} if state else batch
 
     def _step(self, now: int, random: np.random.Generator) -> list[int]:
         """Take a step in every slot and return those whose episode it ended."""
-        actions, self.state = self.policy.act(row_of(self.obs, now), self.state, random)
-        self.action[now] = actions
+        actions = self._act(now, random)
         valid, ended = self.valid[now], self.ended[now]
         try:
             real = self.slots.step(actions, self._active, row_of(self.obs, now + 1), self.reward[now], ended)
         except EnvironmentFailed as error:
             raise self._failure(error.problem, error.slot, now) from error
+        self._resets_itself = real is not None
         valid[:] = self.playing if real is None else self.playing & real
+        if self.state and real is not None:
+            self._forget(np.flatnonzero(self.playing & ~real).tolist())  # it has seen the end of the episode before
         over = (ended[0] | ended[1]) & valid
         return np.flatnonzero(over).tolist() if over.any() else []
+
+    def _act(self, now: int, random: np.random.Generator) -> Array:
+        """Choose actions, and note them."""
+        if self._choosy and len(self._active) < self.num_slots:
+            some, _ = self.policy.act(row_of(self.obs, (now, self._active)), self.state, random)
+            self.action[now, self._active] = some
+            return self.action[now].copy()  # environments may change what they are given
+        actions, self.state = self.policy.act(row_of(self.obs, now), self.state, random)
+        self.action[now] = actions
+        return actions
 
     def _play(self, slots: Any, playing: Any) -> None:
         """Let these slots play, or not."""
@@ -131,10 +149,16 @@ class Collector:
         except EnvironmentFailed as error:
             raise self._failure(error.problem, error.slot, row) from error
         if self.state:
-            with torch.inference_mode():
-                fresh = self.policy.initial_state(len(slots))
-                for name, part in self.state.items():
-                    self.state[name] = part.index_copy(0, torch.tensor(slots), fresh[name])
+            self._forget(slots)
+
+    def _forget(self, slots: list[int]) -> None:
+        """Let a recurrent policy remember nothing in these slots."""
+        if not slots:
+            return
+        with torch.inference_mode():
+            fresh = self.policy.initial_state(len(slots))
+            for name, part in self.state.items():
+                self.state[name] = part.index_copy(0, torch.tensor(slots), fresh[name])
 
     def _random(self, number: int) -> np.random.Generator:
         return np.random.default_rng(seed_of(self.seed, Purpose.ACTIONS, self.shard, number))
@@ -176,8 +200,13 @@ class Collector:
         }
         ends = np.flatnonzero(batch["terminated"] | batch["truncated"])
         batch["length"] = np.diff(ends, prepend=-1)
-        batch["final_obs"] = _stacked(final, row_of(self.obs, (slice(0, 0), 0)))
+        batch["final_obs"] = self._stacked(final)
         return batch
+
+    def _stacked(self, rows: list[Any]) -> Any:
+        """Put observations on top of one another, also if there are none."""
+        none = row_of(self.obs, (slice(0, 0), 0))
+        return tree_map(lambda *parts: np.stack(parts), *rows) if rows else tree_map(np.copy, none)
 
     def _finished(self, ends: list[tuple[int, int]], num_steps: int) -> Batch:
         """Return the returns and lengths of the episodes that ended in a fragment."""
@@ -191,35 +220,59 @@ class Collector:
         table = np.array(found).reshape(-1, 2)
         return {"episode_return": table[:, 0], "episode_length": table[:, 1].astype(np.int64)}
 
-    def _check(self, num_rows: int) -> None:
-        """Refuse what is not finite, and say where it first came from."""
-        parts: dict[str, Array] = {"a reward": np.where(self.valid[:num_rows], self.reward[:num_rows], 0)}
-        tree_map(lambda rows: parts.update({f"an observation ({len(parts)})": rows[: num_rows + 1]}), self.obs)
-        for what, rows in parts.items():
-            if rows.dtype.kind != "f" or np.isfinite(rows).all():
-                continue
-            bad = ~np.isfinite(rows).reshape(*rows.shape[:2], -1).all(-1)
-            now, slot = (int(index[0]) for index in np.nonzero(bad))
-            after = "reset" if now == 0 and what != "a reward" else "step"
-            step = now if what == "a reward" else now - 1
-            shown = np.asarray(rows[now, slot]).ravel()[:8].tolist()
-            raise self._failure(f"{after} of the environment gave {what.partition(' (')[0]} of {shown}", slot, step)
+    def _check(self, num_rows: int, final_obs: Any = None, final: Sequence[tuple[int, int, Any]] = ()) -> None:
+        """Refuse what is not finite, and say where it first came from. `final` has the places of `final_obs`."""
+        valid = self.valid[:num_rows]
+        found: list[tuple[int, int, str, Array]] = []  # the row and slot of a step or a reset, and what it gave
+        for now, slot, value in _not_finite(self.reward[:num_rows], valid):
+            found.append((now, slot, "step of the environment gave a reward", value))
+        seen = np.zeros((num_rows + 1, self.num_slots), bool)  # before or after a step that counts
+        seen[:-1] = valid
+        seen[1:] |= valid
+        places: list[tuple[int, int, Array]] = []
+        tree_map(lambda rows: places.extend(_not_finite(rows[: num_rows + 1], seen)), self.obs)
+        for now, slot, value in places:
+            began = self._began(now, slot, num_rows)
+            verb = "reset" if began else "step"
+            found.append((now if began else now - 1, slot, f"{verb} of the environment gave an observation", value))
+        if final:  # a reset may have taken their rows
+            places.clear()
+            tree_map(lambda rows: places.extend(_not_finite(rows[None])), final_obs)
+            for _, which, value in places:
+                slot, now = final[which][:2]
+                found.append((now - 1, slot, "step of the environment gave an observation", value))
+        if found:
+            row, slot, problem, value = min(found, key=lambda one: one[0])
+            raise self._failure(f"{problem} of {value.ravel()[:8].tolist()}", slot, row)
+
+    def _began(self, row: int, slot: int, num_rows: int) -> bool:
+        """Whether an observation is the first of its episode."""
+        if row == 0 or not self.valid[row - 1, slot]:
+            return True
+        goes_on = self.valid[row, slot] if row < num_rows else self.playing[slot] and not self._resets_itself
+        return bool(self.ended[row - 1, :, slot].any() and goes_on)
 
     def _failure(self, problem: str, slot: int, row: int) -> EnvironmentFailed:
-        """Return the error that says where in the run it happened."""
-        ended = self.ended[: max(row, 0), :, slot].any(1) & self.valid[: max(row, 0), slot]
-        begins = np.flatnonzero(ended)
-        step = row - (begins[-1] + 1 if len(begins) else 0)
+        """Return the error that says where in the run it happened. What was begun is not gone on with."""
+        self._play(slice(None), False)
         worker = f"worker {self.worker}, " if self.worker else ""
-        place = (
-            f"{worker}shard {self.shard}, environment {slot} of {self.num_slots}, step {max(step, 0)} of its episode"
-        )
+        if slot == SOME_SLOT:
+            return EnvironmentFailed(problem, slot, f"{worker}shard {self.shard}, one of {self.num_slots} environments")
+        valid = self.valid[:row, slot]
+        ends = np.flatnonzero(self.ended[:row, :, slot].any(1) & valid)
+        before = valid[ends[-1] + 1 :].sum() if len(ends) else self._carried[1, slot] + valid.sum()
+        place = f"{worker}shard {self.shard}, environment {slot} of {self.num_slots}, step {int(before)} of its episode"
         return EnvironmentFailed(problem, slot, place)
 
     def close(self) -> None:
         self.slots.close()
 
 
-def _stacked(rows: list[Any], like: Any) -> Any:
-    """Put observations on top of one another; of none, arrays of the form of `like`."""
-    return tree_map(lambda *parts: np.stack(parts), *rows) if rows else tree_map(np.copy, like)
+def _not_finite(rows: Array, counts: Array | None = None) -> list[tuple[int, int, Array]]:
+    """Return the row and slot of the first value that is not finite where it counts, and the value; or nothing."""
+    if rows.dtype.kind != "f" or np.isfinite(rows).all():
+        return []
+    bad = ~np.isfinite(rows).reshape(*rows.shape[:2], -1).all(-1)
+    if counts is not None:
+        bad &= counts
+    return [(now, slot, np.asarray(rows[now, slot])) for now, slot in np.argwhere(bad)[:1].tolist()]

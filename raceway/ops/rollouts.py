@@ -31,6 +31,13 @@ class RolloutSettings:
     """Whole episodes for all shards together, an item; or"""
     fragment_steps: int | None = None
     """steps for each environment, an item."""
+    repeats: bool = True
+    """Whether an episode depends on its seed alone; of `Slots`."""
+
+    @property
+    def leaves_nothing(self) -> bool:
+        """Whether an item leaves nothing behind in the environments that the next one would depend on."""
+        return self.fragment_steps is None and self.repeats
 
 
 class RolloutWorker:
@@ -51,10 +58,9 @@ class RolloutWorker:
     def sample(self, *, shard: Shard = given, number: int = given) -> Batch:
         """Collect the item of this number of a shard."""
         settings = self.settings
+        collector = self._collector(0 if settings.leaves_nothing else shard.number, shard.number)
         if settings.fragment_steps is not None:
-            return self._collector(shard.number, shard.number).fragment(settings.fragment_steps, number)
-        # Whole episodes leave nothing behind in an environment, so all shards can play in the same ones.
-        collector = self._collector(0, shard.number)
+            return collector.fragment(settings.fragment_steps, number)
         return collector.episodes(episodes_of_shard(settings, shard.number), number)
 
     def _collector(self, place: int, shard: int) -> Collector:
@@ -103,5 +109,5 @@ def episodes_of_shard(settings: RolloutSettings, shard: int) -> list[int]:
 
 def parallel_rollouts(workers: Sequence[Actor], settings: RolloutSettings) -> ParIter[Batch]:
     """Make the stream of what workers collect, in shards that do not depend on how many workers there are."""
-    whole_episodes = settings.fragment_steps is None  # they depend on nothing but the weights, the shard and a number
-    return create(workers, "sample", num_shards=settings.num_shards, seed=settings.seed, moves=whole_episodes)
+    moves = settings.leaves_nothing
+    return create(workers, "sample", num_shards=settings.num_shards, seed=settings.seed, moves=moves)

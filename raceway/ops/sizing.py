@@ -79,9 +79,14 @@ def choose_workers(cost: StepCost, cores: int, num_shards: int) -> tuple[int, st
     useful = max(1, min(num_shards, int(cores / busy + 0.1)))
     rounds = -(-num_shards // useful)
     number = -(-num_shards // rounds)  # no more than are busy in the last round too
+    took += ", mostly waiting" if busy < 0.5 else " of computing"
     if number <= 1:
-        return 0, f"no workers: {took} of computing, and there is one core"
-    if busy < 0.5:
-        each = counted(number, "shard")
-        return number, f"{counted(number, 'worker')}: {took}, mostly waiting, so one for each of {each}"
-    return number, f"{counted(number, 'worker')}: {took} of computing, so one for each of {counted(cores, 'core')}"
+        alone = "it keeps every core busy by itself" if cores > 1 else "there is one core"
+        return 0, f"no workers: {took}, and {'there is one shard' if num_shards == 1 else alone}"
+    if busy >= 0.5 and number == cores:
+        why = f"one for each of {counted(cores, 'core')}"
+    elif number == num_shards:
+        why = f"one for each of {counted(num_shards, 'shard')}"
+    else:
+        why = f"as many as {counted(cores, 'core')} can feed and {counted(num_shards, 'shard')} keep busy"
+    return number, f"{counted(number, 'worker')}: {took}, so {why}"

@@ -114,9 +114,14 @@ class Gaussian(Distribution):
         self.size = 2 * self.num
 
     def draw(self, params: Array, random: np.random.Generator) -> Array:
-        means, logs = params[..., : self.num], params[..., self.num :]
-        noise = random.standard_normal(means.shape, np.float32)
-        return (means + np.exp(logs) * noise).reshape(*params.shape[:-1], *self.shape)
+        return self.draw_around(params[..., : self.num], params[..., self.num :], random)
+
+    def draw_around(self, means: Array, logs: Array, random: np.random.Generator) -> Array:
+        """Draw with these means and logarithms of deviations, which may be the same for all."""
+        drawn = random.standard_normal(means.shape, np.float32)
+        drawn *= np.exp(logs)
+        drawn += means
+        return drawn if len(self.shape) == 1 else drawn.reshape(*means.shape[:-1], *self.shape)
 
     def mode(self, params: Array) -> Array:
         return params[..., : self.num].reshape(*params.shape[:-1], *self.shape)

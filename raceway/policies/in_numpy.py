@@ -27,12 +27,17 @@ _ACTIVATIONS: dict[type[nn.Module], Callable[..., Array]] = {
 def numpy_layers(network: nn.Module) -> list[Layer] | None:
     """Return the network as functions of arrays, or None if it has a layer that is not known here.
 
+    What a head for a Gaussian adds to its outputs is left out: it is the same for all, and drawing is faster so.
+
     >>> numpy_layers(nn.Sequential(nn.Linear(2, 3), nn.Softplus()))
     """
-    if type(network) is not nn.Sequential or not isinstance(network[0], Encoder) or network[0].kind != "flat":
+    if type(network) is not nn.Sequential or len(network) < 2 or type(network[0]) is not Encoder:
         return None
     first: Any
     first, *rest = network
+    # Activations work in place: as the first layer, they would do so on the observations.
+    if first.kind != "flat" or type(rest[0]) in _ACTIVATIONS:
+        return None
     layers: list[Layer] = [] if first.num_dims == 1 else [partial(_flat, first.size)]
     for layer in rest:
         if type(layer) in _ACTIVATIONS:
@@ -42,6 +47,12 @@ def numpy_layers(network: nn.Module) -> list[Layer] | None:
         else:
             return None
     return layers
+
+
+def log_std_of(network: nn.Module) -> Array | None:
+    """Return the logarithms of the deviations that a head for a Gaussian adds."""
+    log_std = getattr(list(network.children())[-1], "log_std", None)
+    return None if log_std is None else log_std.detach().numpy()
 
 
 def run_in_numpy(layers: Sequence[Layer], obs: Any) -> Array:
@@ -58,14 +69,10 @@ def _flat(size: int, x: Array) -> Array:
 
 def _linear(layer: Any) -> Layer:
     weight, bias = layer.weight.detach().numpy().T, layer.bias.detach().numpy()
-    log_std = getattr(layer, "log_std", None)
 
     def run(x: Array) -> Array:
         y = x @ weight
         y += bias
         return y
 
-    if log_std is None:
-        return run
-    logs = log_std.detach().numpy()
-    return lambda x: np.concatenate([run(x), np.broadcast_to(logs, (len(x), len(logs)))], 1)
+    return run

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from raceway.errors import ConfigError
+from raceway.errors import ConfigError, known
 from raceway.policies.distributions import Gaussian, distribution_for
 
 State = dict[str, Tensor]
@@ -28,13 +28,15 @@ class Encoder(nn.Module):
         super().__init__()
         self.kind = "flat"
         self.num_dims = len(space.shape or ())
-        self.parts = nn.ModuleDict()
+        self.names: list[str] = []
+        self.parts = nn.ModuleList()  # a ModuleDict takes no key such as `items`
         if isinstance(space, (spaces.Dict, spaces.Tuple)):
             self.kind = "parts"
             inner = space.spaces if isinstance(space, spaces.Dict) else dict(enumerate(space.spaces))
-            encoders = {str(key): Encoder(part) for key, part in inner.items()}
-            self.parts.update(encoders)
-            self.size = sum(part.size for part in encoders.values())
+            self.names = [str(key) for key in inner]
+            encoders = [Encoder(part) for part in inner.values()]
+            self.parts.extend(encoders)
+            self.size = sum(part.size for part in encoders)
         elif isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
             self.kind = "choices"
             self.counts = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec).tolist()
@@ -48,7 +50,7 @@ class Encoder(nn.Module):
 
     def forward(self, obs: Any) -> Tensor:
         if self.kind == "parts":
-            return torch.cat([part(obs[key]) for key, part in self.parts.items()], -1)
+            return torch.cat([part(obs[name]) for name, part in zip(self.names, self.parts, strict=True)], -1)
         if self.kind == "image":
             return self.images(obs)
         flat = obs if self.num_dims == 1 else obs.flatten(-self.num_dims) if self.num_dims else obs.unsqueeze(-1)
@@ -141,7 +143,7 @@ def network_for(
 ) -> nn.Module:
     """Return a network: one of `NETWORKS`, or what a user's `function(observation_space, action_space)` returns."""
     if isinstance(network, str):
-        return NETWORKS[network](observation_space, action_space, tuple(hidden))
+        return NETWORKS[known("network", network, NETWORKS)](observation_space, action_space, tuple(hidden))
     made = network(observation_space, action_space)
     if not isinstance(made, nn.Module):
         raise ConfigError(f"the network function {network!r} returned {made!r}, which is no torch.nn.Module")

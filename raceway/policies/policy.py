@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from raceway.errors import ConfigError
 from raceway.policies.distributions import Gaussian, distribution_for
-from raceway.policies.in_numpy import numpy_layers, run_in_numpy
+from raceway.policies.in_numpy import Layer, log_std_of, numpy_layers, run_in_numpy
 from raceway.policies.networks import State, network_for
 from raceway.rl import Batch, empty, obs_space_of, tree_map
 
@@ -28,13 +28,25 @@ class Policy(nn.Module):
     def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, network: nn.Module) -> None:
         super().__init__()
         self.seen_space, self.has_mask = obs_space_of(observation_space)
-        self.unwraps = self.has_mask and not isinstance(self.seen_space, spaces.Dict)
+        self.unwraps = self.has_mask and set(observation_space.keys()) == {"observation", "action_mask"}  # type: ignore[attr-defined]
         self.distribution = distribution_for(action_space)
         self.network = network
         self.recurrent = hasattr(network, "initial_state")
         self.log_std: nn.Parameter | None = None
         self._check()
-        self._layers = None if self.has_mask or self.recurrent or self.log_std is not None else numpy_layers(network)
+        self._to_numpy()
+
+    def _to_numpy(self) -> None:
+        slow = self.has_mask or self.recurrent or self.log_std is not None
+        self._layers: list[Layer] | None = None if slow else numpy_layers(self.network)
+        self._logs: Array | None = None if self._layers is None else log_std_of(self.network)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_layers": None, "_logs": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._to_numpy()  # a copy's share the memory of its own parameters
 
     def _check(self) -> None:
         """Try the network on one observation, so that a wrong number of outputs is told now."""
@@ -45,12 +57,11 @@ class Policy(nn.Module):
             except Exception as error:
                 raise ConfigError(f"the network fails on an observation of {self.seen_space}: {error}") from error
         wanted = self.distribution.size
-        if isinstance(self.distribution, Gaussian) and given.shape[-1] == self.distribution.num:
+        shape = tuple(given.shape) if isinstance(given, Tensor) else f"a {type(given).__name__}"
+        if isinstance(self.distribution, Gaussian) and shape == (1, self.distribution.num):
             self.log_std = nn.Parameter(torch.zeros(self.distribution.num))
-        elif tuple(given.shape) != (1, wanted):
-            raise ConfigError(
-                f"the network gives {tuple(given.shape)} for one observation; the actions need (1, {wanted})"
-            )
+        elif shape != (1, wanted):
+            raise ConfigError(f"the network gives {shape} for one observation; the actions need (1, {wanted})")
 
     def initial_state(self, num: int) -> State:
         """Return what is remembered at the start of so many episodes: nothing, of a feed-forward network."""
@@ -74,6 +85,8 @@ class Policy(nn.Module):
         """Return an action for every observation, [B, ...]: drawn, or the most likely if there is no generator."""
         if self._layers is not None:
             numbers = run_in_numpy(self._layers, obs)
+            if self._logs is not None and random is not None:
+                return self.distribution.draw_around(numbers, self._logs, random), state  # type: ignore[attr-defined]
         else:
             with torch.inference_mode():
                 params, state = self(tree_map(torch.from_numpy, obs), state)
@@ -82,18 +95,19 @@ class Policy(nn.Module):
 
     def log_prob(self, batch: Batch) -> Tensor:
         """Return log π(a|s) of every step of whole episodes that lie behind one another, [N]."""
-        return self.distribution.log_prob(self.params(batch), torch.as_tensor(batch["action"]))
+        return self.distribution.log_prob(self.params(batch), _tensor(batch["action"]))
 
     def params(self, batch: Batch) -> Tensor:
         """Return the parameters of the distribution for every step, remembering within each episode, [N, size]."""
-        obs = tree_map(torch.as_tensor, batch["obs"])
+        obs = tree_map(_tensor, batch["obs"])
         if not self.recurrent:
             return self(obs, {})[0]
-        lengths = torch.as_tensor(batch["length"])
+        lengths = _tensor(batch["length"])
         episode = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
         step = torch.arange(len(episode)) - torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths)
         longest, num = int(lengths.max()), len(lengths)
-        padded = tree_map(lambda x: x.new_zeros((longest, num, *x.shape[1:])).index_put((step, episode), x), obs)
+        # What fills the gaps must be an observation too: of some spaces, zeros are none.
+        padded = tree_map(lambda x: x[0].expand(longest, num, *x.shape[1:]).index_put((step, episode), x), obs)
         state, rows = self.initial_state(num), []
         for place in range(longest):
             params, state = self(tree_map(lambda x, at=place: x[at], padded), state)
@@ -117,6 +131,11 @@ class Policy(nn.Module):
             digest.update(f"{name} {value.dtype} {value.shape}".encode())
             digest.update(np.ascontiguousarray(value).tobytes())
         return digest.hexdigest()
+
+
+def _tensor(array: Array) -> Tensor:
+    """Return an array as a tensor. One that came from another process is read-only, which torch does not know."""
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 def make_policy(

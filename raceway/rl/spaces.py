@@ -17,6 +17,8 @@ Tree = Any
 def empty(space: spaces.Space, shape: tuple[int, ...]) -> Tree:
     """Return arrays for so many observations or actions. Floats are of 32 bits: networks use no more.
 
+    What they hold is of the space if that has zeros, and if it is one of choices: a network may be tried on them.
+
     >>> empty(spaces.Box(-1, 1, (3,)), (5, 2)).shape
     (5, 2, 3)
     """
@@ -25,10 +27,11 @@ def empty(space: spaces.Space, shape: tuple[int, ...]) -> Tree:
     if isinstance(space, spaces.Tuple):
         return {str(place): empty(part, shape) for place, part in enumerate(space.spaces)}
     if isinstance(space, spaces.Discrete):
-        return np.zeros(shape, np.int64)
+        return np.full(shape, space.start, np.int64)
     if isinstance(space, (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)):
         kind = np.float32 if np.issubdtype(space.dtype, np.floating) else space.dtype
-        return np.zeros((*shape, *space.shape), kind)
+        arrays = np.zeros((*shape, *space.shape), kind)
+        return arrays + space.start if isinstance(space, spaces.MultiDiscrete) else arrays
     raise ConfigError(
         f"spaces of type {type(space).__name__} are not supported: {space}. Use Box, Discrete, MultiDiscrete, "
         "MultiBinary, or Dict and Tuple of them; a wrapper of the environment can convert."
@@ -38,18 +41,25 @@ def empty(space: spaces.Space, shape: tuple[int, ...]) -> Tree:
 def row_of(tree: Tree, index: Any) -> Tree:
     """Return the part of every array at an index: a view, where the index is a number or a slice.
 
+    A tuple, as vector environments give for a Tuple space, becomes a mapping.
+
     >>> row_of({"a": np.arange(4).reshape(2, 2)}, 1)
     {'a': array([2, 3])}
     """
+    if isinstance(tree, tuple):
+        return {str(place): row_of(part, index) for place, part in enumerate(tree)}
     return {key: row_of(part, index) for key, part in tree.items()} if isinstance(tree, Mapping) else tree[index]
 
 
 def fill(tree: Tree, index: Any, value: Any) -> None:
     """Copy an observation into the arrays at an index. Raise ValueError, which says what, if its form is another."""
     if isinstance(tree, Mapping):
-        parts = dict(enumerate(value)) if isinstance(value, tuple) else value
+        parts = {str(place): part for place, part in enumerate(value)} if isinstance(value, tuple) else value
+        if not isinstance(parts, Mapping) or not tree.keys() <= parts.keys():
+            shown = f"the parts {list(parts)}" if isinstance(parts, Mapping) else f"type {type(value).__name__}"
+            raise ValueError(f"an observation of {shown}, where its space says {list(tree)}")
         for key, part in tree.items():
-            fill(part, index, parts[int(key)] if isinstance(value, tuple) else parts[key])
+            fill(part, index, parts[key])
         return
     expected = tree.shape[1:] if isinstance(index, int) else tree.shape
     if np.shape(value) != expected:  # numpy would repeat a smaller one without a word

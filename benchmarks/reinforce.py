@@ -1,0 +1,268 @@
+"""REINFORCE as a whole, beside the plain loop that people write, and where distribution helps.
+
+python benchmarks/reinforce.py [--quick]
+
+The plain loop: one environment, one step at a time, a policy for a batch of one with autograd on,
+`torch.distributions`, and log-probabilities kept with their graph and summed step by step into the loss.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from _harness import Report
+from _timed import Timed
+from rollouts import iteration_side, raw_side
+from torch import nn
+from torch.distributions import Categorical, Normal
+
+from raceway.algorithms import find_algorithm
+from raceway.training import Training, train
+
+
+class PlainPolicy(nn.Module):
+    """As the plain program has it."""
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__()
+        inputs, self.continuous = env.observation_space.shape[0], isinstance(env.action_space, gym.spaces.Box)  # type: ignore[index]
+        if self.continuous:
+            outputs = env.action_space.shape[0]  # type: ignore[index]
+            self.net = nn.Sequential(
+                nn.Linear(inputs, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, outputs)
+            )
+            self.log_std = nn.Parameter(torch.zeros(outputs))
+        else:
+            self.net = nn.Sequential(nn.Linear(inputs, 128), nn.ReLU(), nn.Linear(128, env.action_space.n))  # type: ignore[attr-defined]
+
+    def forward(self, state: torch.Tensor) -> Any:
+        return Normal(self.net(state), self.log_std.exp()) if self.continuous else Categorical(logits=self.net(state))
+
+
+class PlainLoop:
+    """The plain program, one iteration at a time."""
+
+    def __init__(self, name: str, num_episodes: int, weights: dict[str, np.ndarray] | None = None) -> None:
+        self.env = gym.make(name)
+        self.policy = PlainPolicy(self.env)
+        self.num_episodes = num_episodes
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=3e-4 if self.policy.continuous else 1e-2)
+        if weights is not None:
+            mine = self.policy.state_dict()
+            for (name_, value), theirs in zip(mine.items(), _ordered(weights, mine), strict=True):
+                assert value.shape == theirs.shape, name_
+                value.copy_(torch.from_numpy(theirs))
+
+    def iterate(self) -> int:
+        """Play the episodes, and take a step. Return the steps of the environment."""
+        steps, losses = 0, []
+        for _ in range(self.num_episodes):
+            log_probs, rewards, over = [], [], False
+            state, _ = self.env.reset()
+            while not over:
+                spread = self.policy(torch.from_numpy(np.asarray(state, np.float32)).unsqueeze(0))
+                action = spread.sample()
+                log_probs.append(spread.log_prob(action).sum())
+                given = action.squeeze(0).numpy() if self.policy.continuous else action.item()
+                state, reward, terminated, truncated, _ = self.env.step(given)
+                rewards.append(float(reward))
+                over = terminated or truncated
+            returns, later = [], 0.0
+            for reward in reversed(rewards):
+                later = reward + 0.99 * later
+                returns.insert(0, later)
+            scaled = torch.tensor(returns)
+            scaled = (scaled - scaled.mean()) / (scaled.std() + 1e-8) if len(returns) > 1 else scaled
+            loss = torch.zeros(())
+            for log_prob, value in zip(log_probs, scaled, strict=True):
+                loss = loss - log_prob * value
+            losses.append(loss)
+            steps += len(rewards)
+        self.optimizer.zero_grad()
+        torch.stack(losses).mean().backward()
+        self.optimizer.step()
+        return steps
+
+
+def _ordered(weights: dict[str, np.ndarray], like: dict[str, torch.Tensor]) -> list[np.ndarray]:
+    """Return Raceway's weights in the order of the plain policy's."""
+    logs = [value for name, value in weights.items() if name.endswith("log_std")]
+    rest = [value for name, value in weights.items() if not name.endswith("log_std")]
+    return [*logs, *rest] if next(iter(like)) == "log_std" else [*rest, *logs]
+
+
+def rate(loop: PlainLoop, length: float) -> float:
+    """Return the loop's steps a second over so many seconds."""
+    begin, steps = time.perf_counter(), 0
+    while steps == 0 or time.perf_counter() - begin < length:
+        steps += loop.iterate()
+    return steps / (time.perf_counter() - begin)
+
+
+def cartpole(report: Report, quick: bool) -> None:
+    """Compare whole trainings on CartPole: a hundred iterations, beside the loop before and after."""
+    before = rate(PlainLoop("CartPole-v1", 20), 5)
+    with tempfile.TemporaryDirectory() as folder:
+        result = train("reinforce", env="cartpole", iterations=20 if quick else 100, run_dir=f"{folder}/run")
+    after = rate(PlainLoop("CartPole-v1", 4, result.policy.weights()), 5)
+    reference = statistics.mean([before, after])
+    ratio = result.summary["fps"] / reference
+    report.row(
+        "CartPole, 100 x 100 episodes: steps/s of training / the plain loop (untrained and trained)",
+        "at least 50 where the learner dominates; goal 100",
+        ratio >= 50,
+        ratio=ratio,
+        steps_per_s=result.summary["fps"],
+        plain_untrained=before,
+        plain_trained=after,
+    )
+
+
+def _raw(start: Any, out: Any, length: float) -> None:
+    play = raw_side("Ant-v5", 200)
+    play()
+    start.wait()
+    begin, steps = time.perf_counter(), 0
+    while time.perf_counter() - begin < length:
+        steps += play()
+    out.put(steps / (time.perf_counter() - begin))
+
+
+def two_raw(length: float) -> float:
+    """Return the steps a second of two processes that only call `env.step`."""
+    context = multiprocessing.get_context("spawn")
+    start, out = context.Event(), context.Queue()
+    both = [context.Process(target=_raw, args=(start, out, length)) for _ in range(2)]
+    for one in both:
+        one.start()
+    time.sleep(4)  # they make their environments
+    start.set()
+    total = out.get() + out.get()
+    for one in both:
+        one.join()
+    return float(total)
+
+
+def ant(report: Report, quick: bool) -> None:
+    """Compare training on Ant with the plain loop, and with what the environment allows."""
+    blocks = 2 if quick else 4
+    iterate, close = iteration_side("process")
+    iterate()
+    ours, raw, plain = [], [], []
+    for _ in range(blocks):
+        raw.append(two_raw(5))
+        begin, steps = time.perf_counter(), 0
+        for _ in range(4):
+            steps += iterate()
+        ours.append(steps / (time.perf_counter() - begin))
+        plain.append(rate(PlainLoop("Ant-v5", 5), 4))
+    close()
+    share = statistics.median(a / b for a, b in zip(ours, raw, strict=True))
+    times = statistics.median(a / b for a, b in zip(ours, plain, strict=True))
+    report.row("Ant, 2 workers: steps/s of training / the plain loop", "at least 5", times >= 5, ratio=times,
+               steps_per_s=statistics.median(ours), plain_per_s=statistics.median(plain))  # fmt: skip
+    report.row("Ant, 2 workers: steps/s of training / two processes that only step", "at least 0.8", share >= 0.8,
+               ratio=share, raw_per_s=statistics.median(raw))  # fmt: skip
+
+
+def executors(report: Report) -> None:
+    """Measure whole iterations with 1, 5, 10 and 20 workers on an environment that waits."""
+    settings: dict[str, Any] = {"env": Timed, "env_kwargs": {"milliseconds": 50.0, "waits": True}}
+    alone = 0.0
+    for workers, bar in ((1, 1.0), (5, 4.8), (10, 9.0), (20, 17.0)):
+        iterate, close = iteration_side("process", num_workers=workers, **settings)
+        iterate()
+        taken = []
+        for _ in range(2 if workers == 1 else 4):
+            begin = time.perf_counter()
+            iterate()
+            taken.append(time.perf_counter() - begin)
+        close()
+        alone = alone or statistics.median(taken)
+        speed_up = alone / statistics.median(taken)
+        report.row(f"100 episodes that wait 50 ms, weights and learner included: {workers} workers / 1",
+                   f"at least {bar:g}" if workers > 1 else "the reference", speed_up >= bar,
+                   speed_up=speed_up, seconds=statistics.median(taken))  # fmt: skip
+
+
+def when_it_helps(report: Report) -> None:
+    """Measure iterations of episodes of several lengths, here and on two workers, and see what `auto` chooses."""
+    for milliseconds, episodes in ((1, 100), (15, 100), (50, 40), (100, 40), (1000, 20)):
+        for waits in (False, True):
+            settings: dict[str, Any] = {
+                "env": Timed, "env_kwargs": {"milliseconds": float(milliseconds), "waits": waits},
+                "episodes_per_iter": episodes,
+            }  # fmt: skip
+            found = find_algorithm("reinforce")
+            chosen = Training(found, found.settings(**settings))
+            counts = sorted({0, 2, 20, chosen.num_workers})
+            seconds = {}
+            for workers in counts:
+                iterate, close = iteration_side("process" if workers else "inline", num_workers=workers, **settings)
+                iterate()
+                begin = time.perf_counter()
+                for _ in range(times := 5 if milliseconds < 50 else 1):
+                    iterate()
+                seconds[workers] = (time.perf_counter() - begin) / times
+                close()
+            best = min(seconds.values())
+            # A few milliseconds an iteration are not worth starting workers for.
+            right = seconds[chosen.num_workers] <= 1.15 * best or seconds[chosen.num_workers] - best < 0.1
+            report.row(
+                f"episodes of {milliseconds} ms that {'wait' if waits else 'compute'}, {episodes} an iteration: "
+                "seconds an iteration by workers",
+                "auto's choice within 15 % of the best, or 0.1 s",
+                right,
+                auto=chosen.num_workers,
+                **{f"workers_{workers}": taken for workers, taken in seconds.items()},
+            )
+
+
+def from_the_prompt(report: Report) -> None:
+    """Time one iteration from the shell prompt to the prompt."""
+    arguments = ["train", "reinforce", "--env", "cartpole", "--iterations", "1", "--engine", "process", "--json"]
+    for more in ([], ["--num-workers", "2"]):
+        taken = []
+        for _ in range(3):
+            with tempfile.TemporaryDirectory() as folder:
+                begin = time.perf_counter()
+                done = subprocess.run(
+                    [sys.executable, "-m", "raceway", *arguments, *more, "--run-dir", f"{folder}/run"],
+                    capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1],
+                )  # fmt: skip
+                taken.append(time.perf_counter() - begin)
+                json.loads(done.stdout.splitlines()[-1])
+        wall = statistics.median(taken)
+        report.row(
+            f"one iteration of CartPole from the prompt {' '.join(more)}".strip(), "under 5 s", wall < 5, seconds=wall
+        )
+
+
+def main() -> None:
+    """Run all comparisons."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer iterations")
+    quick = parser.parse_args().quick
+    report = Report("reinforce")
+    from_the_prompt(report)
+    cartpole(report, quick)
+    ant(report, quick)
+    executors(report)
+    when_it_helps(report)
+    report.write()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""The tables of docs/benchmarks/reinforce.md: 100 x 100 episodes, here and on workers, with several seeds.
+
+python benchmarks/tables.py [--seeds 5] [--local-seeds 5] [--envs cartpole ant] [--write-only]
+
+With --write-only the page is written from what was measured before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _harness import RESULTS, Report
+
+from raceway.rl import bootstrap_interval, interquartile_mean
+from raceway.runs.plots import plot_seeds
+from raceway.training import curve, train
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "benchmarks" / "reinforce.md"
+MODES = {"distributed": {"engine": "process", "num_workers": 2}, "local": {"engine": "inline"}}
+
+
+def measure(env: str, mode: str, seed: int) -> dict[str, Any]:
+    """Train once, and return the figures."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = train("reinforce", env=env, seed=seed, run_dir=f"{folder}/run", **MODES[mode])
+    summary = result.summary
+    return {
+        "env": env,
+        "mode": mode,
+        "seed": seed,
+        "seconds": summary["train_seconds"],
+        "episodes": summary["episodes"],
+        "timesteps": summary["timesteps"],
+        "final_mean_reward": result.metrics[-1]["rollout/iteration_rew_mean"],
+        "best_mean_return": summary["best_mean_return"],
+        "weights_sha256": summary["weights_sha256"],
+        "curve": curve(result.metrics),
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the table of one environment."""
+    lines = [
+        "| mode | seeds | total time | episodes | throughput | steps/s | final mean reward (95 % interval) |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for mode in MODES:
+        some = [row for row in rows if row["mode"] == mode]
+        if not some:
+            continue
+        seconds = np.mean([row["seconds"] for row in some])
+        rate = np.mean([row["episodes"] / row["seconds"] for row in some])
+        steps = np.mean([row["timesteps"] / row["seconds"] for row in some])
+        finals = [row["final_mean_reward"] for row in some]
+        low, high = bootstrap_interval(finals)
+        times = f"{seconds:.1f} s | {some[0]['episodes']:,} | {rate:.1f} episodes/s | {steps:,.0f}"
+        lines.append(f"| {mode} | {len(some)} | {times} | {interquartile_mean(finals):.1f} ({low:.1f} to {high:.1f}) |")
+    return lines
+
+
+def page(rows: list[dict[str, Any]]) -> str:
+    """Return the page: the tables of the runs, and those that benchmarks/reinforce.py measured."""
+    others = (
+        json.loads((RESULTS / "reinforce.json").read_text())["rows"] if (RESULTS / "reinforce.json").exists() else []
+    )
+    lines = [
+        "# REINFORCE, measured",
+        "",
+        "Written by `benchmarks/tables.py` from `benchmarks/results/`. 2 shared cores, no GPU. 100 iterations of 100",
+        "episodes; distributed is the process engine with 2 workers, local is one process. A seed gives the same weights",
+        "in both, to the last bit, so they differ in their times only. Rewards are interquartile means over the seeds.",
+        "",
+    ]
+    for env in dict.fromkeys(row["env"] for row in rows):
+        mine = [row for row in rows if row["env"] == env]
+        lines += [f"## {env}", "", *table(mine), ""]
+        both = [row["seed"] for row in mine if row["mode"] == "local"]
+        same = sum(len({row["weights_sha256"] for row in mine if row["seed"] == seed}) == 1 for seed in both)
+        lines += [f"Weights of both modes equal: {same} of {len(both)} seeds that ran in both.", ""]
+        if env == "cartpole":
+            best = [row["best_mean_return"] for row in mine if row["mode"] == "distributed"]
+            shown = ", ".join(f"{value:.0f}" for value in best)
+            lines += [
+                f"Best mean of 100 episodes: {shown} (at least 400 in {sum(b >= 400 for b in best)} of {len(best)}).",
+                "",
+            ]
+        curves = {row["seed"]: tuple(row["curve"]) for row in mine if row["mode"] == "distributed"}
+        if curves:
+            picture = ROOT / "docs" / "images" / f"reinforce-{env}.png"
+            plot_seeds(curves, f"REINFORCE on {env}, {len(curves)} seeds", picture)
+            lines += [f"![Learning curves on {env}](../images/{picture.name})", ""]
+    lines += helps(others) + speed_ups(others) + ratios(others)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def helps(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the table of when distribution helps."""
+    some = [row for row in rows if row["what"].startswith("episodes of ")]
+    if not some:
+        return []
+    lines = ["## When distribution helps", "", "Seconds an iteration, by the number of workers (0: in the driver).", "",
+             "| episodes | 0 | 2 | 20 | `--num-workers auto` chose |", "|---|---|---|---|---|"]  # fmt: skip
+    for row in some:
+        cells = [f"{row[f'workers_{count}']:.3f}" if f"workers_{count}" in row else "" for count in (0, 2, 20)]
+        lines.append(f"| {row['what'].partition(':')[0]} | {' | '.join(cells)} | {row['auto']} |")
+    return [*lines, ""]
+
+
+def speed_ups(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the table of executors."""
+    some = [row for row in rows if "that wait 50 ms" in row["what"]]
+    if not some:
+        return []
+    lines = ["## Scaling", "", "Whole iterations (100 episodes that wait 50 ms each, weights and learner included).", "",
+             "| workers | seconds | speed-up |", "|---|---|---|"]  # fmt: skip
+    for row in some:
+        lines.append(f"| {row['what'].split(': ')[1].split()[0]} | {row['seconds']:.2f} | {row['speed_up']:.2f} |")
+    return [*lines, ""]
+
+
+def ratios(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the comparisons with the plain loop."""
+    some = [row for row in rows if "ratio" in row]
+    if not some:
+        return []
+    lines = ["## Beside the plain loop", "", "| what | ratio |", "|---|---|"]
+    return [*lines, *(f"| {row['what']} | {row['ratio']:.2f} |" for row in some), ""]
+
+
+def main() -> None:
+    """Measure, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5, help="seeds of the distributed runs")
+    parser.add_argument("--local-seeds", type=int, default=5, help="how many of them run in one process too")
+    parser.add_argument("--envs", nargs="+", default=["cartpole", "ant"])
+    parser.add_argument("--write-only", action="store_true", help="only write the page")
+    options = parser.parse_args()
+    report, path = Report("tables"), RESULTS / "tables.json"
+    before = json.loads(path.read_text())["rows"] if path.exists() else []
+    if not options.write_only:
+        report.rows = [row for row in before if row["env"] not in options.envs]
+        for env in options.envs:
+            for mode, seeds in (("distributed", options.seeds), ("local", options.local_seeds)):
+                for seed in range(seeds):
+                    row = measure(env, mode, seed)
+                    print(
+                        f"{env} {mode} seed {seed}: {row['seconds']:.1f} s, final {row['final_mean_reward']:.1f}",
+                        flush=True,
+                    )
+                    report.rows.append(row)
+                    report.write()  # what was measured is kept if it is stopped
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(page(report.rows or before), encoding="utf-8")
+    print(f"written to {PAGE.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""Many environments stepped together: whose observation lands where, in every space and every mode."""
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
+
+from raceway.envs import CartPoleSlots, EnvSettings, Slots, SteppedSlots, VectorSlots, make_slots
+from raceway.rl import empty, row_of
+from tests.envs.worlds import SPACES, Samples, as_tree, assert_same
+
+BOX = spaces.Box(-1, 1, (2,))
+
+
+class Arrays:
+    """What slots are given to fill in."""
+
+    def __init__(self, slots: Slots) -> None:
+        self.obs = empty(slots.observation_space, (slots.num,))
+        self.reward, self.ended = np.full(slots.num, -1, np.float32), np.zeros((2, slots.num), bool)
+
+    def step(self, slots: Slots, actions: Any, active: list[int] | None = None) -> Any:
+        active = list(range(slots.num)) if active is None else active
+        return slots.step(np.asarray(actions), active, self.obs, self.reward, self.ended)
+
+
+def stepped(makers: list[Callable[[], gym.Env]]) -> SteppedSlots:
+    queue = iter(makers)
+    return SteppedSlots(lambda: next(queue)(), len(makers))
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_observations_of_every_space(name: str) -> None:
+    slots = SteppedSlots(lambda: Samples(SPACES[name]), 3)
+    arrays = Arrays(slots)
+    slots.reset([0, 1, 2], [5, 6, 7], arrays.obs)
+    envs: list[Any] = slots.envs
+    for slot, env in enumerate(envs):
+        assert_same(row_of(arrays.obs, slot), as_tree(env.shown[-1]))
+    arrays.step(slots, [0, 1, 2])
+    for slot, env in enumerate(envs):
+        assert len(env.shown) == 2
+        assert_same(row_of(arrays.obs, slot), as_tree(env.shown[-1]))
+    np.testing.assert_array_equal(arrays.reward, [1, 1, 1])
+
+
+def test_only_the_slots_that_are_named_begin_or_step() -> None:
+    slots = SteppedSlots(lambda: Samples(BOX), 3)
+    arrays = Arrays(slots)
+    slots.reset([2, 0], [5, 6], arrays.obs)
+    assert [len(env.shown) for env in slots.envs] == [1, 0, 1]  # type: ignore[attr-defined]
+    assert not arrays.obs[1].any()
+    arrays.step(slots, [0, 0, 0], active=[2])
+    assert [len(env.shown) for env in slots.envs] == [1, 0, 2]  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(arrays.reward, [-1, -1, 1])
+
+
+def test_seeds_go_to_their_slots() -> None:
+    one, other = (SteppedSlots(lambda: Samples(BOX), 2) for _ in range(2))
+    first, second = Arrays(one), Arrays(other)
+    one.reset([0, 1], [5, 6], first.obs)
+    other.reset([1, 0], [5, 6], second.obs)
+    np.testing.assert_array_equal(first.obs, second.obs[::-1])
+    assert (first.obs[0] != first.obs[1]).all()
+
+
+@pytest.mark.parametrize(
+    ("space", "actions", "kind"),
+    [
+        (spaces.Discrete(3), [2, 0], int),
+        (spaces.MultiDiscrete([3, 2]), [[2, 1], [0, 0]], np.ndarray),
+        (spaces.Box(-1, 1, (1,)), [[0.5], [-0.5]], np.ndarray),
+    ],
+)
+def test_what_environments_are_given_to_do(space: spaces.Space, actions: Any, kind: type) -> None:
+    slots = SteppedSlots(lambda: Samples(BOX, space), 2)
+    arrays = Arrays(slots)
+    slots.reset([0, 1], [0, 1], arrays.obs)
+    arrays.step(slots, actions)
+    for env, action in zip(slots.envs, actions, strict=True):
+        (given,) = env.actions  # type: ignore[attr-defined]
+        assert type(given) is kind
+        np.testing.assert_array_equal(given, action)
+
+
+def test_an_observation_may_be_a_list() -> None:
+    class Lists(Samples):
+        def _show(self) -> Any:
+            return [float(self.now), 2.0]
+
+    slots = SteppedSlots(lambda: Lists(BOX), 1)
+    arrays = Arrays(slots)
+    slots.reset([0], [0], arrays.obs)
+    arrays.step(slots, [0])
+    np.testing.assert_array_equal(arrays.obs, [[1, 2]])
+
+
+def test_what_ended_and_how() -> None:
+    slots = stepped([lambda: Samples(BOX, length=1), lambda: Samples(BOX, length=2)])
+    arrays = Arrays(slots)
+    slots.reset([0, 1], [0, 1], arrays.obs)
+    arrays.step(slots, [0, 0])
+    np.testing.assert_array_equal(arrays.ended, [[False, False], [True, False]])
+
+
+def test_environments_are_closed() -> None:
+    closed = []
+
+    class Closing(Samples):
+        def close(self) -> None:
+            closed.append(self)
+
+    slots = SteppedSlots(lambda: Closing(BOX), 3)
+    slots.close()
+    assert closed == slots.envs
+    closed.clear()
+    VectorSlots(SyncVectorEnv([lambda: Closing(BOX)] * 2)).close()
+    assert len(closed) == 2
+
+
+@pytest.mark.parametrize("name", SPACES)
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_vectors_of_every_space_in_every_mode(mode: AutoresetMode, name: str) -> None:
+    """Slot 0 ends after two steps, and slot 1 goes on."""
+    lengths = iter([2, 9])
+    vector = SyncVectorEnv([lambda: Samples(SPACES[name], length=next(lengths))] * 2, autoreset_mode=mode)
+    slots, envs = VectorSlots(vector), vector.envs
+    arrays = Arrays(slots)
+
+    def shows(slot: int, place: int) -> None:
+        assert_same(row_of(arrays.obs, slot), as_tree(envs[slot].shown[place]))  # type: ignore[attr-defined]
+
+    slots.reset([0, 1], [5, 6], arrays.obs)
+    arrays.step(slots, [0, 0])
+    shows(0, 1)
+    arrays.step(slots, [0, 0])
+    shows(0, 2)  # its own last observation, although SAME_STEP has reset it
+    shows(1, 2)
+    np.testing.assert_array_equal(arrays.ended, [[False, False], [True, False]])
+    slots.reset([0], [7], arrays.obs)
+    shows(1, 2)
+    shows(0, 2 if mode is AutoresetMode.NEXT_STEP else 3)
+    real = arrays.step(slots, [0, 0])
+    shows(0, 3 if mode is AutoresetMode.NEXT_STEP else 4)
+    shows(1, 3)
+    if mode is AutoresetMode.NEXT_STEP:
+        np.testing.assert_array_equal(real, [False, True])
+        np.testing.assert_array_equal(arrays.step(slots, [0, 0]), [True, True])
+    else:
+        assert real is None
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_a_vector_may_begin_with_some_of_its_slots(mode: AutoresetMode) -> None:
+    vector = SyncVectorEnv([lambda: Samples(BOX)] * 3, autoreset_mode=mode)
+    slots = VectorSlots(vector)
+    arrays = Arrays(slots)
+    slots.reset([2], [11], arrays.obs)
+    BOX.seed(11)
+    np.testing.assert_allclose(arrays.obs[2], BOX.sample(), rtol=1e-6)
+    for _ in range(6):  # past the end of those that do not play
+        arrays.step(slots, [0, 0, 0], active=[2])
+
+
+def test_a_vector_without_a_mode_is_taken_for_gymnasiums_default() -> None:
+    vector = SyncVectorEnv([lambda: Samples(BOX)])
+    del vector.metadata["autoreset_mode"]
+    assert VectorSlots(vector).mode is AutoresetMode.NEXT_STEP
+
+
+def test_a_vector_that_does_not_show_its_environments_is_given_one_seed() -> None:
+    told = []
+
+    class Told(VectorWrapper):
+        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+            told.append(seed)
+            return super().reset(seed=seed, options=options)
+
+    slots = VectorSlots(Told(SyncVectorEnv([lambda: Samples(BOX)] * 3)))
+    slots.reset([1, 2], [8, 3], Arrays(slots).obs)
+    assert told == [8]
+
+
+@pytest.fixture(params=["CartPole-v1", "short"])
+def cartpoles(request: pytest.FixtureRequest) -> tuple[CartPoleSlots, gym.Env]:
+    """The same game as slots and as one environment; the short one is truncated after 12 steps."""
+    settings = {"max_episode_steps": 12} if request.param == "short" else {}
+    slots = make_slots(EnvSettings("cartpole", settings), 3)
+    assert isinstance(slots, CartPoleSlots)
+    return slots, gym.make("CartPole-v1", **settings)
+
+
+def test_cartpole_plays_the_episode_that_gymnasium_plays(cartpoles: tuple[CartPoleSlots, gym.Env]) -> None:
+    """Slot by slot, several episodes each, with actions that keep it up for a while."""
+    slots, env = cartpoles
+    arrays, random = Arrays(slots), np.random.default_rng(0)
+    seeds, episodes = [100, 200, 300], 0
+    played: list[list[Any]] = [[], [], []]
+    slots.reset([0, 1, 2], seeds, arrays.obs)
+    firsts = arrays.obs.copy()
+    for _ in range(150):
+        lean = arrays.obs[:, 2] + arrays.obs[:, 3] > 0
+        actions = np.where(random.random(3) < 0.4, ~lean, lean).astype(int)
+        arrays.step(slots, actions)
+        for slot in range(3):
+            row = arrays.obs[slot].copy(), arrays.reward[slot], *arrays.ended[:, slot]
+            played[slot].append((int(actions[slot]), *row))
+        for slot in np.flatnonzero(arrays.ended.any(0)).tolist():
+            seen, _ = env.reset(seed=seeds[slot])
+            np.testing.assert_allclose(firsts[slot], seen, rtol=1e-6)
+            for action, obs, reward, terminated, truncated in played[slot]:
+                seen, given, over, cut, _ = env.step(action)
+                np.testing.assert_allclose(obs, seen, rtol=1e-5, atol=1e-7)
+                assert (reward, bool(terminated), bool(truncated)) == (given, over, cut)
+            assert terminated or truncated
+            played[slot], seeds[slot], episodes = [], seeds[slot] + 1, episodes + 1
+            slots.reset([slot], [seeds[slot]], arrays.obs)
+            firsts[slot] = arrays.obs[slot]
+    assert episodes > 5
+    slots.close()
+
+
+def test_a_cartpole_that_fell_goes_on_falling_until_it_is_told_to_begin() -> None:
+    slots = make_slots(EnvSettings("cartpole"), 2)
+    arrays = Arrays(slots)
+    slots.reset([0, 1], [0, 1], arrays.obs)
+    while not arrays.ended[0].all():
+        arrays.step(slots, [1, 1])
+    before = arrays.obs.copy()
+    arrays.step(slots, [1, 1])
+    assert (abs(arrays.obs[:, 2]) > abs(before[:, 2])).all()
+    slots.reset([1], [5], arrays.obs)
+    assert abs(arrays.obs[1]).max() <= 0.05
+    assert abs(arrays.obs[0, 2]) > 0.2

@@ -1,0 +1,68 @@
+"""Small environments for tests of the slots they are played in."""
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+PICTURE = spaces.Box(0, 255, (6, 5, 3), np.uint8)
+SPACES: dict[str, spaces.Space] = {
+    "box": spaces.Box(-100, 100, (2, 3)),
+    "scalar": spaces.Box(-100, 100, ()),
+    "double": spaces.Box(-100, 100, (2,), np.float64),
+    "discrete": spaces.Discrete(50, start=3),
+    "multidiscrete": spaces.MultiDiscrete([5, 60], start=[0, -2]),
+    "multibinary": spaces.MultiBinary(4),
+    "picture": PICTURE,
+    "dict": spaces.Dict({"picture": PICTURE, "inner": spaces.Dict({"one": spaces.Discrete(9)})}),
+    "tuple": spaces.Tuple([spaces.Discrete(7), spaces.Box(-9, 9, (2,)), spaces.Tuple([spaces.MultiBinary(2)])]),
+}
+
+
+class Samples(gym.Env[Any, Any]):
+    """Shows samples of a space: which ones is decided by the seed of the episode, and by the actions."""
+
+    def __init__(self, space: spaces.Space, action_space: spaces.Space | None = None, length: int = 4) -> None:
+        self.observation_space = space
+        self.action_space = action_space or spaces.Discrete(3)
+        self.length = length
+        self.actions: list[Any] = []
+        self.shown: list[Any] = []
+        """What was observed, since the beginning."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.now = 0
+        return self._show(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.actions.append(action)
+        self.now += 1
+        return self._show(), float(self.now), False, self.now == self.length, {}
+
+    def _show(self) -> Any:
+        self.shown.append(self.observation_space.sample())
+        return self.shown[-1]
+
+
+def as_tree(value: Any) -> Any:
+    """Return an observation in the form that arrays have: with mappings for tuples."""
+    if isinstance(value, dict):
+        return {key: as_tree(part) for key, part in value.items()}
+    if isinstance(value, tuple):
+        return {str(place): as_tree(part) for place, part in enumerate(value)}
+    return value
+
+
+def assert_same(found: Any, wanted: Any) -> None:
+    """Compare two trees, in which floats may have lost what 32 bits do not hold."""
+    if isinstance(wanted, dict):
+        assert found.keys() == wanted.keys()
+        for key in wanted:
+            assert_same(found[key], wanted[key])
+    else:
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+        assert np.shape(found) == np.shape(wanted)

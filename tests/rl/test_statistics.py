@@ -1,0 +1,67 @@
+"""What several runs say together."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raceway.rl import bootstrap_interval, interquartile_mean
+
+NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30)
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        ([7], 7),
+        ([1, 3], 2),
+        ([1, 2, 6], (0.25 * 1 + 2 + 0.25 * 6) / 1.5),  # the middle half is 1.5 values long
+        ([0, 1, 2, 100], 1.5),
+        ([5, 4, 3, 2, 1], (0.75 * 2 + 3 + 0.75 * 4) / 2.5),
+        ([-1000, 1, 1, 2, 2, 3, 3, 1000], (1 + 2 + 2 + 3) / 4),
+    ],
+)
+def test_the_mean_of_the_middle_half_by_hand(values: list[float], wanted: float) -> None:
+    assert interquartile_mean(values) == pytest.approx(wanted)
+    assert interquartile_mean(np.array(values)[::-1]) == pytest.approx(wanted)
+
+
+@given(NUMBERS)
+def test_it_is_the_mean_of_the_middle_of_four_copies(values: list[float]) -> None:
+    """With four of each value the quartiles fall between values, and a slice is enough."""
+    ordered = np.sort(np.repeat(values, 4))
+    wanted = ordered[len(values) : -len(values)].mean()
+    assert interquartile_mean(values) == pytest.approx(wanted, rel=1e-9, abs=1e-6)
+
+
+@given(NUMBERS, st.integers(0, 9))
+def test_the_interval_lies_within_the_values(values: list[float], seed: int) -> None:
+    low, high = bootstrap_interval(values, num_samples=20, seed=seed)
+    span = 1e-9 * max(1, *map(abs, values))
+    assert min(values) - span <= low <= high <= max(values) + span
+
+
+def test_the_interval_of_a_mean_is_the_textbooks() -> None:
+    """For the mean of many values, it is 1.96 standard errors to each side."""
+    values = np.random.default_rng(0).normal(10, 2, 400)
+    low, high = bootstrap_interval(values, np.mean)
+    error = values.std() / 20
+    assert low == pytest.approx(values.mean() - 1.96 * error, abs=0.15 * error)
+    assert high == pytest.approx(values.mean() + 1.96 * error, abs=0.15 * error)
+
+
+def test_a_higher_level_is_wider() -> None:
+    values = np.arange(20.0)
+    wide, narrow = bootstrap_interval(values, level=0.99), bootstrap_interval(values, level=0.5)
+    assert wide[0] < narrow[0] < narrow[1] < wide[1]
+
+
+def test_the_same_seed_draws_the_same_samples() -> None:
+    values = np.arange(9.0)
+    assert bootstrap_interval(values, seed=1) == bootstrap_interval(values, seed=1)
+    assert bootstrap_interval(values, num_samples=50, seed=1) != bootstrap_interval(values, num_samples=50, seed=2)
+
+
+def test_the_statistic_is_the_callers() -> None:
+    assert bootstrap_interval([1.0, 2.0, 3.0], lambda sample: 42.0) == (42.0, 42.0)
+    assert bootstrap_interval([1.0, 2.0, 3.0], len, num_samples=3) == (3.0, 3.0)
