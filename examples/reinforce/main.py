@@ -200,12 +200,12 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     option = parser.add_argument
     option("--env", choices=list(ENV_CONFIGS), default="cartpole", help="environment (%(default)s)")
     option("--local", action="store_true", help="collect episodes in this process, without a Runner")
-    option("--iterations", type=positive, default=100, help="number of training iterations (%(default)s)")
-    option("--episodes-per-iter", type=positive, default=100, help="episodes collected per iteration (%(default)s)")
+    option("--iterations", type=count, default=100, help="number of training iterations (%(default)s)")
+    option("--episodes-per-iter", type=count, default=100, help="episodes collected per iteration (%(default)s)")
     option("--plot", action="store_true", help="save the rewards as reinforce-<env>.png; show it if there is a screen")
     option("--engine", choices=["inline", "process", "ray"], help="where workers live ($RACEWAY_ENGINE, or process)")
-    option("--workers", type=positive, help="number of workers (as many as the engine has room for)")
-    option("--seed", type=seed, default=0, help="seed of the weights, the actions and the environments (%(default)s)")
+    option("--workers", type=count, help="number of workers (as many as the engine has room for)")
+    option("--seed", type=seed_number, default=0, help="seed of the weights, the actions and the environments (%(default)s)")
     args = parser.parse_args(argv)
     if args.local and (args.engine or args.workers):
         parser.error("--local collects in this process; leave out --engine and --workers")
@@ -216,17 +216,17 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def positive(text: str) -> int:
+def count(text: str) -> int:
     """Convert an option that must be at least 1."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1")
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1, not {text!r}")
     return int(text)
 
 
-def seed(text: str) -> int:
-    """Convert a seed: what both numpy and torch take for one."""
+def seed_number(text: str) -> int:
+    """Convert a seed to what both numpy and torch take for one."""
     if not text.isdecimal() or int(text) >= 2**64:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 0 to 2**64 - 1")
+        raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 2**64 - 1, not {text!r}")
     return int(text)
 
 

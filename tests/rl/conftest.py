@@ -2,6 +2,6 @@
 
 import pytest
 
-from tests.conftest import no_leaks as on_every_test
+from tests import conftest as above
 
-no_leaks = pytest.fixture(on_every_test.__wrapped__, scope="module", autouse=True, name="no_leaks")
+no_leaks = pytest.fixture(above.no_leaks.__wrapped__, scope="module", autouse=True, name="no_leaks")
