@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import sys
+from importlib import metadata
 from typing import Any
 
 from raceway.errors import EnvironmentFailed, OperatorError, RacewayError, unknown
@@ -58,9 +59,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _version() -> str:
-    from raceway import __version__
-
-    return f"raceway {__version__}"
+    return f"raceway {metadata.version('raceway')}"
 
 
 def _list() -> int:

@@ -153,7 +153,9 @@ def test_reinforce_shows_its_curve_where_there_is_a_screen(display: str, tmp_pat
         pytest.skip("macOS always has a screen")
     (tmp_path / "pretended_screen.py").write_text(SCREEN)
     screen = {"DISPLAY": display, "WAYLAND_DISPLAY": "", "MPLBACKEND": "module://pretended_screen"}
-    done = run(*SHORT, "--local", "--plot", cwd=tmp_path, PYTHONPATH=str(tmp_path), MPLCONFIGDIR=str(tmp_path), **screen)
+    done = run(
+        *SHORT, "--local", "--plot", cwd=tmp_path, PYTHONPATH=str(tmp_path), MPLCONFIGDIR=str(tmp_path), **screen
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("shown\n") is bool(display)
 
