@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -153,9 +154,8 @@ def test_reinforce_shows_its_curve_where_there_is_a_screen(display: str, tmp_pat
         pytest.skip("macOS always has a screen")
     (tmp_path / "pretended_screen.py").write_text(SCREEN)
     screen = {"DISPLAY": display, "WAYLAND_DISPLAY": "", "MPLBACKEND": "module://pretended_screen"}
-    done = run(
-        *SHORT, "--local", "--plot", cwd=tmp_path, PYTHONPATH=str(tmp_path), MPLCONFIGDIR=str(tmp_path), **screen
-    )
+    places = {"PYTHONPATH": str(tmp_path), "MPLCONFIGDIR": str(tmp_path)}
+    done = run(*SHORT, "--local", "--plot", cwd=tmp_path, **screen, **places)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("shown\n") is bool(display)
 
@@ -265,7 +265,8 @@ def test_actors_in_numpy_follow_the_policy(reinforce: SimpleNamespace) -> None:
     act, noise = continuous.actor(), continuous.draw_noise(rng, 20_000)
     assert np.std(noise, axis=0) == pytest.approx([1, 1], abs=0.02)
     mean = continuous.net(torch.from_numpy(state)).detach().numpy()
-    assert act(state, np.array([1, -2], np.float32)) == pytest.approx(mean + [np.exp(0.5), -2 * np.exp(1)], rel=1e-5)
+    deviation = np.exp([0.5, 1.0])
+    assert act(state, np.array([1, -2], np.float32)) == pytest.approx(mean + deviation * [1, -2], rel=1e-5)
 
 
 def test_actions_are_not_clipped(reinforce: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,12 +286,12 @@ def test_actions_are_not_clipped(reinforce: SimpleNamespace, monkeypatch: pytest
 def test_one_update_is_the_gradient_of_the_mean_over_episodes(
     reinforce: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reinforce.main, "STEPS_AT_ONCE", 3)  # parts that begin and end inside episodes
+    monkeypatch.setattr(reinforce.main, "STEPS_AT_ONCE", 5)  # parts that begin and end inside episodes
     config = reinforce.model.ENV_CONFIGS["hopper"]
     learner = reinforce.main.Learner(config, seed=0)
     policy = copy.deepcopy(learner.policy)
     rng = np.random.default_rng(0)
-    # Rewards of other sizes: standardised over all steps instead of each episode's, the second would be all that counts.
+    # Of other sizes: were returns normalised over all steps, the second episode would be all that counts.
     episodes = [
         {
             "states": rng.standard_normal((steps, 11), dtype=np.float32),
@@ -378,6 +379,9 @@ def test_reinforce_says_what_it_needs_and_what_it_takes(reinforce: SimpleNamespa
     page = (REINFORCE / "README.md").read_text()
     for option in vars(reinforce.main.parse_args([])):
         assert f"\n| `--{option.replace('_', '-')}` |" in page
+    shown = re.search(r"```python\n(.*?)```", page, re.DOTALL)
+    assert shown is not None
+    assert textwrap.indent(shown.group(1), "    ") in (REINFORCE / "main.py").read_text()
     for name, config in reinforce.model.ENV_CONFIGS.items():
         assert re.search(rf"\n\| `{name}` \| {config.name} \| .* \| {config.obs_dim} \| {config.action_dim} \|", page)
 

@@ -205,12 +205,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     option("--plot", action="store_true", help="save the rewards as reinforce-<env>.png; show it if there is a screen")
     option("--engine", choices=["inline", "process", "ray"], help="where workers live ($RACEWAY_ENGINE, or process)")
     option("--workers", type=count, help="number of workers (as many as the engine has room for)")
-    option(
-        "--seed",
-        type=seed_number,
-        default=0,
-        help="seed of the weights, the actions and the environments (%(default)s)",
-    )
+    option("--seed", type=seed_number, default=0, help="seed of weights, actions and environments (%(default)s)")
     args = parser.parse_args(argv)
     if args.local and (args.engine or args.workers):
         parser.error("--local collects in this process; leave out --engine and --workers")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -41,8 +42,8 @@ class AlgorithmConfig:
     """Stop when the mean return of the last 100 episodes is this high."""
     stop_seconds: float | None = None
     """Stop after so many seconds of training."""
-    engine: str = "process"
-    """Where workers live: inline (this process), process (this machine) or ray (a cluster)."""
+    engine: str = field(default_factory=lambda: os.environ.get("RACEWAY_ENGINE") or "process")
+    """Where workers live: inline (this process), process (this machine, the default) or ray (a cluster)."""
     address: str | None = None
     """Address of a Ray cluster; without one, Ray is started on this machine."""
     num_workers: int | str = "auto"

@@ -15,6 +15,7 @@ from raceway.rl import Batch, empty, row_of, tree_map
 
 Array = np.ndarray
 
+_ENDLESS = 1 << 20  # steps
 _ROWS = 512  # for the first episodes; more are made when one is longer
 
 
@@ -57,6 +58,9 @@ class Collector:
             if now == self._rows:
                 self._check(now)
                 self._reserve(2 * now)
+                if now >= _ENDLESS:
+                    raise self._failure(f"the episode does not end: it has {now:,} steps. Give a time limit, such as "
+                                        "max_episode_steps=1000 in env_kwargs", self._active[0], now)  # fmt: skip
             over = self._step(now, random)
             now += 1
             if not over:

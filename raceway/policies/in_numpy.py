@@ -42,7 +42,7 @@ def numpy_layers(network: nn.Module) -> list[Layer] | None:
     for layer in rest:
         if type(layer) in _ACTIVATIONS:
             layers.append(_ACTIVATIONS[type(layer)])
-        elif type(layer) in (nn.Linear, Head) and layer.bias is not None:
+        elif type(layer) in ((nn.Linear, Head) if layer is rest[-1] else (nn.Linear,)) and layer.bias is not None:
             layers.append(_linear(layer))
         else:
             return None

@@ -83,7 +83,7 @@ def _dress(axes: Any, title: str, x: str, y: str) -> None:
 
 def _finish(plt: Any, figure: Any, path: Path, show: bool) -> Path:
     figure.savefig(path, dpi=130)
-    if show:
+    if show and plt.get_backend().lower() != "agg":  # that is what is left where no toolkit for windows is installed
         plt.show()
     plt.close(figure)
     return path

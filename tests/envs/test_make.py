@@ -74,7 +74,7 @@ def test_settings_that_it_does_not_take(env: Any, vector: str) -> None:
 
 def test_what_gymnasium_itself_cannot_make(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(gym.registry, "Hollow-v0", EnvSpec("Hollow-v0"))
-    with pytest.raises(ConfigError, match="Hollow-v0 cannot be made: .*entry_point is not specified"):
+    with pytest.raises(ConfigError, match=r"Hollow-v0 cannot be made: .*entry_point is not specified"):
         make_slots(EnvSettings("Hollow-v0"), 1)
 
 
@@ -96,7 +96,7 @@ def test_what_a_function_raises_is_the_users() -> None:
 
 
 def test_an_unknown_way_to_step() -> None:
-    with pytest.raises(ConfigError, match="unknown way to step environments 'nativ'. Did you mean 'native'"):
+    with pytest.raises(ConfigError, match=r"unknown way to step environments 'nativ'. Did you mean 'native'"):
         make_slots(EnvSettings("cartpole", vector="nativ"), 1)
 
 
@@ -139,7 +139,7 @@ def test_a_vector_that_lacks_a_package_falls_back_unless_it_was_asked_for(monkey
 
     register(monkeypatch, vector)
     assert isinstance(make_slots(EnvSettings("Own-v0"), 2), SteppedSlots)
-    with pytest.raises(ConfigError, match="Own-v0 needs something that is not installed .*jax"):
+    with pytest.raises(ConfigError, match=r"Own-v0 needs something that is not installed .*jax"):
         make_slots(EnvSettings("Own-v0", vector="native"), 2)
 
 
@@ -264,5 +264,5 @@ def test_envpool_is_told_the_seed_and_answers_in_any_order(monkeypatch: pytest.M
 
 def test_what_envpool_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "envpool", Pool())
-    with pytest.raises(ConfigError, match="EnvPool has no 'Acrobot-v1'. Use --vector auto"):
+    with pytest.raises(ConfigError, match=r"EnvPool has no 'Acrobot-v1'. Use --vector auto"):
         make_slots(EnvSettings("acrobot", vector="envpool"), 1)

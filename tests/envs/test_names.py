@@ -116,7 +116,9 @@ def test_an_unknown_name_is_told_the_nearest(name: str, guess: str) -> None:
 
 
 def test_a_name_like_no_other_is_told_the_forms() -> None:
-    with pytest.raises(ConfigError, match=r"unknown environment 'zzzzzzzzzz'\. Give a short name \(cartpole, .*module:Id"):
+    with pytest.raises(
+        ConfigError, match=r"unknown environment 'zzzzzzzzzz'\. Give a short name \(cartpole, .*module:Id"
+    ):
         find("zzzzzzzzzz")
 
 

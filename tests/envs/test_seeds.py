@@ -35,7 +35,9 @@ def test_purposes_never_change() -> None:
 
 def test_seeds_differ() -> None:
     few = range(6)
-    found = [seed_of(seed, purpose, *path) for seed in few for purpose in Purpose for path in itertools.product(few, few)]
+    found = [
+        seed_of(seed, purpose, *path) for seed in few for purpose in Purpose for path in itertools.product(few, few)
+    ]
     found += [seed_of(seed, purpose, one) for seed in few for purpose in Purpose for one in few]
     assert len(set(found)) == len(found)
 

@@ -24,7 +24,10 @@ LEAVES = [
     (spaces.MultiBinary(3), (3,), np.int8),
 ]
 NESTED = spaces.Dict(
-    {"place": spaces.Box(-1, 1, (2,)), "pair": spaces.Tuple([spaces.Discrete(3), spaces.Dict({"x": spaces.Discrete(2)})])}
+    {
+        "place": spaces.Box(-1, 1, (2,)),
+        "pair": spaces.Tuple([spaces.Discrete(3), spaces.Dict({"x": spaces.Discrete(2)})]),
+    }
 )
 
 
@@ -92,7 +95,7 @@ def test_all_rows_at_once() -> None:
 @pytest.mark.parametrize("shape", [(), (1,), (2,), (3, 1), (2, 1, 3)])
 def test_another_shape_is_refused_although_numpy_would_repeat_it(index: Any, shape: tuple[int, ...]) -> None:
     arrays = np.zeros((2, 3))
-    with pytest.raises(ValueError, match="an observation of shape .*, where its space says"):
+    with pytest.raises(ValueError, match=r"an observation of shape .*, where its space says"):
         fill(arrays, index, np.ones(shape))
     assert not arrays.any()
 
