@@ -73,8 +73,8 @@ def page(rows: list[dict[str, Any]]) -> str:
         "# REINFORCE, measured",
         "",
         "Written by `benchmarks/tables.py` from `benchmarks/results/`. 2 shared cores, no GPU. 100 iterations of 100",
-        "episodes; distributed is the process engine with 2 workers, local is one process. A seed gives the same weights",
-        "in both, to the last bit, so they differ in their times only. Rewards are interquartile means over the seeds.",
+        "episodes; distributed is the process engine with 2 workers, local is one process. A seed gives the same",
+        "weights in both, to the last bit, so they differ in their times only. Rewards are interquartile means.",
         "",
     ]
     for env in dict.fromkeys(row["env"] for row in rows):
@@ -117,7 +117,7 @@ def speed_ups(rows: list[dict[str, Any]]) -> list[str]:
     some = [row for row in rows if "that wait 50 ms" in row["what"]]
     if not some:
         return []
-    lines = ["## Scaling", "", "Whole iterations (100 episodes that wait 50 ms each, weights and learner included).", "",
+    lines = ["## Scaling", "", "Whole iterations: 100 episodes that wait 50 ms each, weights and learner included.", "",
              "| workers | seconds | speed-up |", "|---|---|---|"]  # fmt: skip
     for row in some:
         lines.append(f"| {row['what'].split(': ')[1].split()[0]} | {row['seconds']:.2f} | {row['speed_up']:.2f} |")

@@ -191,7 +191,7 @@ class EnvironmentFailed(RacewayError):
     """An environment raised, or gave NaN or something of another shape than its spaces say.
 
     Attributes:
-        slot: which environment of its vector.
+        slot: which environment of its vector; -1 if a vector does not tell.
         place: where it was: the worker, shard, environment, episode and step, as text.
     """
 

@@ -142,8 +142,8 @@ def test_help_comes_from_the_config(capsys: pytest.CaptureFixture[str]) -> None:
         main(["train", "reinforce", "--help"])
     text = capsys.readouterr().out
     for option in (
-        "--env ", "--iterations ", "--episodes-per-iter ", "--total-timesteps ", "--num-workers N|auto", "--stop-return ",
-        "--stop-seconds ", "--run-dir ", "--env-kwargs ", "--gamma ", "--seeds ", "--json",
+        "--env ", "--iterations ", "--episodes-per-iter ", "--total-timesteps ", "--num-workers N|auto",
+        "--stop-return ", "--stop-seconds ", "--run-dir ", "--env-kwargs ", "--gamma ", "--seeds ", "--json",
     ):  # fmt: skip
         assert option in text
     assert "Discount factor. [0.99]" in text
@@ -201,8 +201,8 @@ def test_the_displays_are_fed_by_hand() -> None:
     """Rows as `ReportMetrics` makes them, drawn without a run."""
     row = {
         "time/iterations": 1, "time/total_timesteps": 50, "time/episodes": 0, "time/time_elapsed": 1.0,
-        "time/fps": 50.0, "rollout/ep_rew_mean": None, "rollout/ep_len_mean": None, "rollout/iteration_rew_mean": None, "train/loss": 0.5,
-        "time/rollouts_seconds": 0.9, "time/train_seconds": 0.1, "returns": [],
+        "time/fps": 50.0, "time/rollouts_seconds": 0.9, "time/train_seconds": 0.1, "rollout/ep_rew_mean": None,
+        "rollout/ep_len_mean": None, "rollout/iteration_rew_mean": None, "train/loss": 0.5, "returns": [],
     }  # fmt: skip
     from raceway.algorithms import find_algorithm
     from raceway.training import Training

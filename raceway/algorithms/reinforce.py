@@ -16,7 +16,6 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Self
 
-import torch
 from gymnasium import spaces
 from torch import Tensor
 
@@ -25,7 +24,7 @@ from raceway.envs import EnvSettings, Slots
 from raceway.errors import positive, whole
 from raceway.flow import Iter, ParIter
 from raceway.ops import AddReturns, ConcatBatches, RolloutSettings, TrainOneStep, TrainStats
-from raceway.policies import Policy
+from raceway.policies import Policy, as_tensor
 from raceway.rl import Batch
 
 
@@ -72,8 +71,7 @@ class Config(AlgorithmConfig):
 
 def loss(policy: Policy, batch: Batch) -> Tensor:
     """Return the mean over episodes of -Σₜ log π(aₜ|sₜ) Gₜ; the batch is [N]."""
-    returns = torch.as_tensor(batch["return"])
-    return -(policy.log_prob(batch) * returns).sum() / len(batch["length"])
+    return -(policy.log_prob(batch) * as_tensor(batch["return"])).sum() / len(batch["length"])
 
 
 @algorithm("reinforce", Config, actions=("discrete", "multidiscrete", "box"))

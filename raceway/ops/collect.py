@@ -126,8 +126,9 @@ class Collector:
         valid[:] = self.playing if real is None else self.playing & real
         if self.state and real is not None:
             self._forget(np.flatnonzero(self.playing & ~real).tolist())  # it has seen the end of the episode before
-        over = (ended[0] | ended[1]) & valid
-        return np.flatnonzero(over).tolist() if over.any() else []
+        if not ended.any():  # as nearly always
+            return []
+        return np.flatnonzero((ended[0] | ended[1]) & valid).tolist()
 
     def _act(self, now: int, random: np.random.Generator) -> Array:
         """Choose actions, and note them."""

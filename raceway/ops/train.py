@@ -14,7 +14,7 @@ from raceway.errors import ActorError
 from raceway.flow import send_msg
 from raceway.ops.report import TrainStats
 from raceway.policies import Policy
-from raceway.rl import Batch, concat, discounted_returns, episode_sums, standardise_episodes
+from raceway.rl import Batch, concat, discounted_returns, episode_sums, num_steps, standardise_episodes
 
 Loss = Callable[[Policy, Batch], Tensor]
 
@@ -79,7 +79,7 @@ class TrainOneStep:
             returns, lengths = episode_sums(batch["reward"], batch["length"]), batch["length"]
         else:
             returns, lengths = batch["episode_return"], batch["episode_length"]
-        stats = TrainStats(num_steps=len(batch["reward"]), returns=returns, lengths=lengths)
+        stats = TrainStats(num_steps=num_steps(batch), returns=returns, lengths=lengths)
         stats.metrics["train/loss"] = loss
         stats.seconds["train"] = time.perf_counter() - begin
         return stats

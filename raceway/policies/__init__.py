@@ -2,7 +2,7 @@
 
 from raceway.policies.distributions import Categorical, Distribution, Gaussian, MultiCategorical, distribution_for
 from raceway.policies.networks import LSTM, Encoder, mlp, network_for
-from raceway.policies.policy import Policy, Weights, make_policy
+from raceway.policies.policy import Policy, Weights, as_tensor, make_policy
 
 __all__ = [
     "LSTM",
@@ -13,6 +13,7 @@ __all__ = [
     "MultiCategorical",
     "Policy",
     "Weights",
+    "as_tensor",
     "distribution_for",
     "make_policy",
     "mlp",

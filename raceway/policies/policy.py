@@ -95,14 +95,14 @@ class Policy(nn.Module):
 
     def log_prob(self, batch: Batch) -> Tensor:
         """Return log π(a|s) of every step of whole episodes that lie behind one another, [N]."""
-        return self.distribution.log_prob(self.params(batch), _tensor(batch["action"]))
+        return self.distribution.log_prob(self.params(batch), as_tensor(batch["action"]))
 
     def params(self, batch: Batch) -> Tensor:
         """Return the parameters of the distribution for every step, remembering within each episode, [N, size]."""
-        obs = tree_map(_tensor, batch["obs"])
+        obs = tree_map(as_tensor, batch["obs"])
         if not self.recurrent:
             return self(obs, {})[0]
-        lengths = _tensor(batch["length"])
+        lengths = as_tensor(batch["length"])
         episode = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
         step = torch.arange(len(episode)) - torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths)
         longest, num = int(lengths.max()), len(lengths)
@@ -133,7 +133,7 @@ class Policy(nn.Module):
         return digest.hexdigest()
 
 
-def _tensor(array: Array) -> Tensor:
+def as_tensor(array: Array) -> Tensor:
     """Return an array as a tensor. One that came from another process is read-only, which torch does not know."""
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 

@@ -30,7 +30,12 @@ def concat(batches: Sequence[Batch]) -> Batch:
     >>> concat([{"reward": np.array([1.0])}, {"reward": np.array([2.0, 3.0])}])
     {'reward': array([1., 2., 3.])}
     """
-    return tree_map(lambda *columns: np.concatenate(columns), *batches) if len(batches) > 1 else batches[0]
+    if len(batches) == 1:
+        return batches[0]
+    for other in batches[1:]:
+        if other.keys() != batches[0].keys():
+            raise ValueError(f"batches of other columns cannot be joined: {list(batches[0])} and {list(other)}")
+    return tree_map(lambda *columns: np.concatenate(columns), *batches)
 
 
 def num_steps(batch: Batch) -> int:

@@ -1,6 +1,5 @@
 """Workers that play: what a shard collects does not depend on who collects it, or after what."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -29,15 +28,6 @@ def policy_of(settings: RolloutSettings, seed: int = 0) -> Policy:
     policy = make_policy(slots.observation_space, slots.action_space, settings.network, settings.hidden, seed)
     slots.close()
     return policy
-
-
-@pytest.fixture
-def workers() -> Iterator[list[RolloutWorker]]:
-    """Those to be closed."""
-    made: list[RolloutWorker] = []
-    yield made
-    for worker in made:
-        worker.close()
 
 
 def assert_equal(one: Batch, other: Batch) -> None:
@@ -134,7 +124,7 @@ def test_a_network_that_does_not_fit() -> None:
         RolloutWorker(settings).sample(shard=SHARDS[0], number=0)
 
 
-def test_closing_closes_every_shards_environments(workers: list[RolloutWorker]) -> None:
+def test_closing_closes_every_shards_environments() -> None:
     closed = []
 
     class Closing(Walk):
@@ -142,7 +132,6 @@ def test_closing_closes_every_shards_environments(workers: list[RolloutWorker]) 
             closed.append(self)
 
     worker = RolloutWorker(settings_of(Closing, fragment_steps=2))
-    workers.append(worker)
     for shard in SHARDS:
         worker.sample(shard=shard, number=0)
     worker.close()

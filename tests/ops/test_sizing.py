@@ -101,6 +101,7 @@ class Taking(gym.Env[Any, Any]):
         return np.zeros(1, np.float32), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.now < self.length, "it was stepped after the end of an episode"
         self.now, self.steps = self.now + 1, self.steps + 1
         self.clock.wall += self.wall if self.steps > 1 else 50
         self.clock.cpu += self.cpu if self.steps > 1 else 50
