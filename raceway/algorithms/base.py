@@ -59,7 +59,7 @@ class AlgorithmConfig:
     """Network: mlp, lstm, or module:function of (observation_space, action_space)."""
     hidden: tuple[int, ...] | None = None
     """Widths of the hidden layers."""
-    learner_threads: int = 1
+    learner_threads: int = 2
     """Threads of the learner. Changes the last bits of the numbers."""
     run_dir: str | None = None
     """Folder for config, metrics and plots (runs/<algorithm>-<env>-<seed>-<time>)."""

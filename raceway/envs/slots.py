@@ -6,12 +6,14 @@ last one, and a slot begins anew when it is told to, with a seed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from raceway.errors import EnvironmentFailed
 from raceway.rl.spaces import Tree, fill
@@ -62,19 +64,23 @@ class SteppedSlots:
         self.num = num
         self.envs = [make() for _ in range(num)]
         self.observation_space, self.action_space = self.envs[0].observation_space, self.envs[0].action_space
+        bare, limits = zip(*map(unwrapped, self.envs), strict=True)
+        self._bare, self._limit = bare, limits[0]
+        self._steps = [0] * num
         self._convert = converter(self.action_space)
         self._shape = self.observation_space.shape if isinstance(self.observation_space, spaces.Box) else None
 
     def reset(self, slots: Sequence[int], seeds: Sequence[int], obs: Tree) -> None:
         for slot, seed in zip(slots, seeds, strict=True):
             try:
-                first, _ = self.envs[slot].reset(seed=seed)
+                first, _ = self._bare[slot].reset(seed=seed)
                 fill(obs, slot, first)
+                self._steps[slot] = 0
             except Exception as error:
                 raise failed(slot, "reset", error) from error
 
     def step(self, actions: Array, active: Sequence[int], obs: Tree, reward: Array, ended: Array) -> None:
-        envs, shape, (terminated, truncated) = self.envs, self._shape, ended
+        envs, shape, steps, (terminated, truncated) = self._bare, self._shape, self._steps, ended
         given = self._convert(actions)
         for slot in active:
             try:
@@ -83,12 +89,27 @@ class SteppedSlots:
                     obs[slot] = seen
                 else:
                     fill(obs, slot, seen)
+                steps[slot] += 1
+                if steps[slot] >= self._limit:
+                    truncated[slot] = True
             except Exception as error:
                 raise failed(slot, "step", error) from error
 
     def close(self) -> None:
         for env in self.envs:
             env.close()
+
+
+def unwrapped(env: gym.Env) -> tuple[gym.Env, float]:
+    """Return an environment without the wrappers that every one has, and the steps its episodes may have.
+
+    What they do is done here: resets are in order, and steps are counted. Two calls less in every step.
+    """
+    limit = math.inf
+    while type(env) in (TimeLimit, OrderEnforcing, PassiveEnvChecker):
+        limit = min(limit, getattr(env, "_max_episode_steps", math.inf))
+        env = env.env  # type: ignore[attr-defined]
+    return env, limit
 
 
 def failed(slot: int, verb: str, error: Exception) -> EnvironmentFailed:

@@ -33,6 +33,7 @@ class Collector:
         self.episode = np.zeros(slots.num, np.int64)  # the number of the episode that each slot plays
         self.playing = np.zeros(slots.num, bool)
         self._active: list[int] = []
+        self._rows_of_active: list[int] | slice = []
         # Of slots that have finished nothing need be known, unless something is remembered for each of them.
         self._choosy = isinstance(slots, SteppedSlots) and not policy.recurrent
         self.state = policy.initial_state(slots.num)
@@ -133,8 +134,8 @@ class Collector:
     def _act(self, now: int, random: np.random.Generator) -> Array:
         """Choose actions, and note them."""
         if self._choosy and len(self._active) < self.num_slots:
-            some, _ = self.policy.act(row_of(self.obs, (now, self._active)), self.state, random)
-            self.action[now, self._active] = some
+            some, _ = self.policy.act(row_of(self.obs, (now, self._rows_of_active)), self.state, random)
+            self.action[now, self._rows_of_active] = some
             return self.action[now].copy()  # environments may change what they are given
         actions, self.state = self.policy.act(row_of(self.obs, now), self.state, random)
         self.action[now] = actions
@@ -144,6 +145,8 @@ class Collector:
         """Let these slots play, or not."""
         self.playing[slots] = playing
         self._active = np.flatnonzero(self.playing).tolist()
+        one = len(self._active) == 1  # for which a slice is faster, and needs no copy
+        self._rows_of_active = slice(self._active[0], self._active[0] + 1) if one else self._active
 
     def _begin(self, slots: list[int], row: int) -> None:
         if not slots:

@@ -114,12 +114,12 @@ class Gaussian(Distribution):
         self.size = 2 * self.num
 
     def draw(self, params: Array, random: np.random.Generator) -> Array:
-        return self.draw_around(params[..., : self.num], params[..., self.num :], random)
+        return self.draw_around(params[..., : self.num], np.exp(params[..., self.num :]), random)
 
-    def draw_around(self, means: Array, logs: Array, random: np.random.Generator) -> Array:
-        """Draw with these means and logarithms of deviations, which may be the same for all."""
+    def draw_around(self, means: Array, deviations: Array, random: np.random.Generator) -> Array:
+        """Draw with these means and deviations, which may be the same for all."""
         drawn = random.standard_normal(means.shape, np.float32)
-        drawn *= np.exp(logs)
+        drawn *= deviations
         drawn += means
         return drawn if len(self.shape) == 1 else drawn.reshape(*means.shape[:-1], *self.shape)
 

@@ -40,9 +40,22 @@ class Policy(nn.Module):
         slow = self.has_mask or self.recurrent or self.log_std is not None
         self._layers: list[Layer] | None = None if slow else numpy_layers(self.network)
         self._logs: Array | None = None if self._layers is None else log_std_of(self.network)
+        self._frozen: tuple[int, list[Layer], Array | None] | None = None
+        self._all = list(self.parameters())  # finding them takes longer than playing
+
+    def _versions(self) -> int:
+        """Return a number that grows with every change of a parameter."""
+        return sum([value._version for value in self._all])
+
+    def _fastest(self) -> tuple[list[Layer], Array | None]:
+        """Return the layers to play with, and deviations: frozen ones, while nothing has changed since they were."""
+        assert self._layers is not None
+        if self._frozen is not None and self._frozen[0] == self._versions():
+            return self._frozen[1:]
+        return self._layers, None if self._logs is None else np.exp(self._logs)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_layers": None, "_logs": None}
+        return {**self.__dict__, "_layers": None, "_logs": None, "_frozen": None, "_all": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -84,9 +97,10 @@ class Policy(nn.Module):
     def act(self, obs: Any, state: State, random: np.random.Generator | None) -> tuple[Array, State]:
         """Return an action for every observation, [B, ...]: drawn, or the most likely if there is no generator."""
         if self._layers is not None:
-            numbers = run_in_numpy(self._layers, obs)
-            if self._logs is not None and random is not None:
-                return self.distribution.draw_around(numbers, self._logs, random), state  # type: ignore[attr-defined]
+            layers, deviations = self._fastest()
+            numbers = run_in_numpy(layers, obs)
+            if deviations is not None and random is not None:
+                return self.distribution.draw_around(numbers, deviations, random), state  # type: ignore[attr-defined]
         else:
             with torch.inference_mode():
                 params, state = self(tree_map(torch.from_numpy, obs), state)
@@ -123,6 +137,10 @@ class Policy(nn.Module):
         with torch.no_grad():
             for name, value in self.state_dict().items():
                 value.copy_(torch.from_numpy(np.array(weights[name])))
+        if self._layers is not None:
+            layers = numpy_layers(self.network, frozen=True)
+            assert layers is not None
+            self._frozen = self._versions(), layers, None if self._logs is None else np.exp(self._logs)
 
     def sha256(self) -> str:
         """Return a hash of every parameter, with its name and shape."""

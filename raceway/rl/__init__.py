@@ -1,6 +1,6 @@
 """The mathematics of reinforcement learning as small pure functions on arrays, and what a batch of them is."""
 
-from raceway.rl.batch import Batch, concat, num_steps, tree_map
+from raceway.rl.batch import Batch, concat, num_steps, parts_of, tree_map
 from raceway.rl.returns import discounted_returns, episode_sums, standardise_episodes
 from raceway.rl.spaces import empty, fill, obs_space_of, row_of
 from raceway.rl.statistics import bootstrap_interval, interquartile_mean
@@ -16,6 +16,7 @@ __all__ = [
     "interquartile_mean",
     "num_steps",
     "obs_space_of",
+    "parts_of",
     "row_of",
     "standardise_episodes",
     "tree_map",

@@ -6,6 +6,7 @@ Observations of a Dict space keep their keys, so `batch["obs"]` is an array or a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -45,3 +46,31 @@ def num_steps(batch: Batch) -> int:
     10
     """
     return int(batch["valid"].sum()) if "valid" in batch else int(np.size(batch["reward"]))
+
+
+def parts_of(batch: Batch, num_steps: int) -> list[Batch]:
+    """Divide whole episodes that lie behind one another into batches of at least so many steps, the last maybe fewer.
+
+    >>> batch = {"reward": np.arange(6), "length": np.array([2, 1, 3])}
+    >>> [part["reward"].tolist() for part in parts_of(batch, 3)]
+    [[0, 1, 2], [3, 4, 5]]
+    """
+    lengths = batch["length"]
+    ends = np.cumsum(lengths)
+    places, begin = [0], 0
+    for place, end in enumerate(ends.tolist(), 1):
+        if end - begin >= num_steps:
+            places.append(place)
+            begin = end
+    if places[-1] != len(lengths):
+        places.append(len(lengths))
+    steps = [0, *ends.tolist()]
+    total = steps[-1]
+    cuts = [(slice(steps[a], steps[b]), slice(a, b)) for a, b in pairwise(places)]
+    return [
+        {
+            name: tree_map(lambda rows, cut=cut: rows[cut[0] if len(rows) == total else cut[1]], column)
+            for name, column in batch.items()
+        }
+        for cut in cuts
+    ]

@@ -128,7 +128,7 @@ def test_drawing_around_is_drawing() -> None:
     params[:, 2:] = params[0, 2:]
     ours = Gaussian((2,))
     one = ours.draw(params, np.random.default_rng(3))
-    other = ours.draw_around(params[:, :2], params[0, 2:], np.random.default_rng(3))
+    other = ours.draw_around(params[:, :2], np.exp(params[0, 2:]), np.random.default_rng(3))
     np.testing.assert_array_equal(one, other)
 
 
