@@ -54,7 +54,8 @@ class Collector:
         self._play(slice(None), left > 0)
         last_of = self.episode + left - 1
         self._begin(self._active, 0)
-        random, now, final = self._random(number), 0, []
+        self._actor = self.policy.actor(self._random(number))
+        now, final = 0, []
         while self._active:
             if now == self._rows:
                 self._check(now)
@@ -62,7 +63,7 @@ class Collector:
                 if now >= _ENDLESS:
                     raise self._failure(f"the episode does not end: it has {now:,} steps. Give a time limit, such as "
                                         "max_episode_steps=1000 in env_kwargs", self._active[0], now)  # fmt: skip
-            over = self._step(now, random)
+            over = self._step(now)
             now += 1
             if not over:
                 continue
@@ -94,9 +95,10 @@ class Collector:
             self._carried[:] = 0
             self._begin(self._active, 0)
         state = {name: part.numpy().copy() for name, part in self.state.items()}
-        random, final, ends = self._random(number), [], []
+        self._actor = self.policy.actor(self._random(number))
+        final, ends = [], []
         for now in range(num_steps):
-            over = self._step(now, random)
+            over = self._step(now)
             if not over:
                 continue
             for slot in over:
@@ -115,9 +117,9 @@ class Collector:
         batch.update(self._finished(ends, num_steps))
         return {**batch, "state": state} if state else batch
 
-    def _step(self, now: int, random: np.random.Generator) -> list[int]:
+    def _step(self, now: int) -> list[int]:
         """Take a step in every slot and return those whose episode it ended."""
-        actions = self._act(now, random)
+        actions = self._act(now)
         valid, ended = self.valid[now], self.ended[now]
         try:
             real = self.slots.step(actions, self._active, row_of(self.obs, now + 1), self.reward[now], ended)
@@ -131,13 +133,13 @@ class Collector:
             return []
         return np.flatnonzero((ended[0] | ended[1]) & valid).tolist()
 
-    def _act(self, now: int, random: np.random.Generator) -> Array:
+    def _act(self, now: int) -> Array:
         """Choose actions, and note them."""
         if self._choosy and len(self._active) < self.num_slots:
-            some, _ = self.policy.act(row_of(self.obs, (now, self._rows_of_active)), self.state, random)
+            some, _ = self._actor(row_of(self.obs, (now, self._rows_of_active)), self.state)
             self.action[now, self._rows_of_active] = some
             return self.action[now].copy()  # environments may change what they are given
-        actions, self.state = self.policy.act(row_of(self.obs, now), self.state, random)
+        actions, self.state = self._actor(row_of(self.obs, now), self.state)
         self.action[now] = actions
         return actions
 

@@ -114,14 +114,9 @@ class Gaussian(Distribution):
         self.size = 2 * self.num
 
     def draw(self, params: Array, random: np.random.Generator) -> Array:
-        return self.draw_around(params[..., : self.num], np.exp(params[..., self.num :]), random)
-
-    def draw_around(self, means: Array, deviations: Array, random: np.random.Generator) -> Array:
-        """Draw with these means and deviations, which may be the same for all."""
-        drawn = random.standard_normal(means.shape, np.float32)
-        drawn *= deviations
-        drawn += means
-        return drawn if len(self.shape) == 1 else drawn.reshape(*means.shape[:-1], *self.shape)
+        means, deviations = params[..., : self.num], np.exp(params[..., self.num :])
+        drawn = means + deviations * random.standard_normal(means.shape, np.float32)
+        return drawn.reshape(*params.shape[:-1], *self.shape)
 
     def mode(self, params: Array) -> Array:
         return params[..., : self.num].reshape(*params.shape[:-1], *self.shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from raceway.errors import ConfigError
 from raceway.policies.distributions import Gaussian, distribution_for
-from raceway.policies.in_numpy import Layer, log_std_of, numpy_layers, run_in_numpy
+from raceway.policies.in_numpy import numpy_actor
 from raceway.policies.networks import State, network_for
 from raceway.rl import Batch, empty, obs_space_of, tree_map
 
@@ -34,32 +34,6 @@ class Policy(nn.Module):
         self.recurrent = hasattr(network, "initial_state")
         self.log_std: nn.Parameter | None = None
         self._check()
-        self._to_numpy()
-
-    def _to_numpy(self) -> None:
-        slow = self.has_mask or self.recurrent or self.log_std is not None
-        self._layers: list[Layer] | None = None if slow else numpy_layers(self.network)
-        self._logs: Array | None = None if self._layers is None else log_std_of(self.network)
-        self._frozen: tuple[int, list[Layer], Array | None] | None = None
-        self._all = list(self.parameters())  # finding them takes longer than playing
-
-    def _versions(self) -> int:
-        """Return a number that grows with every change of a parameter."""
-        return sum([value._version for value in self._all])
-
-    def _fastest(self) -> tuple[list[Layer], Array | None]:
-        """Return the layers to play with, and deviations: frozen ones, while nothing has changed since they were."""
-        assert self._layers is not None
-        if self._frozen is not None and self._frozen[0] == self._versions():
-            return self._frozen[1:]
-        return self._layers, None if self._logs is None else np.exp(self._logs)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_layers": None, "_logs": None, "_frozen": None, "_all": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._to_numpy()  # a copy's share the memory of its own parameters
 
     def _check(self) -> None:
         """Try the network on one observation, so that a wrong number of outputs is told now."""
@@ -96,16 +70,16 @@ class Policy(nn.Module):
 
     def act(self, obs: Any, state: State, random: np.random.Generator | None) -> tuple[Array, State]:
         """Return an action for every observation, [B, ...]: drawn, or the most likely if there is no generator."""
-        if self._layers is not None:
-            layers, deviations = self._fastest()
-            numbers = run_in_numpy(layers, obs)
-            if deviations is not None and random is not None:
-                return self.distribution.draw_around(numbers, deviations, random), state  # type: ignore[attr-defined]
-        else:
-            with torch.inference_mode():
-                params, state = self(tree_map(torch.from_numpy, obs), state)
-            numbers = params.numpy()
+        with torch.inference_mode():
+            params, state = self(tree_map(torch.from_numpy, obs), state)
+        numbers = params.numpy()
         return self.distribution.mode(numbers) if random is None else self.distribution.draw(numbers, random), state
+
+    def actor(self, random: np.random.Generator | None) -> Callable[[Any, State], tuple[Array, State]]:
+        """Return `(obs, state) -> (action, state)` for many steps with the weights as they are now. It is faster."""
+        plain = not (self.has_mask or self.recurrent) and self.log_std is None
+        found = numpy_actor(self.network, self.distribution, random) if plain else None
+        return found or (lambda obs, state: self.act(obs, state, random))
 
     def log_prob(self, batch: Batch) -> Tensor:
         """Return log π(a|s) of every step of whole episodes that lie behind one another, [N]."""
@@ -137,10 +111,6 @@ class Policy(nn.Module):
         with torch.no_grad():
             for name, value in self.state_dict().items():
                 value.copy_(torch.from_numpy(np.array(weights[name])))
-        if self._layers is not None:
-            layers = numpy_layers(self.network, frozen=True)
-            assert layers is not None
-            self._frozen = self._versions(), layers, None if self._logs is None else np.exp(self._logs)
 
     def sha256(self) -> str:
         """Return a hash of every parameter, with its name and shape."""

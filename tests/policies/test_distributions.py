@@ -123,15 +123,6 @@ def test_vectors_have_the_means_and_deviations_they_should() -> None:
     assert abs(np.corrcoef(drawn.T)[0, 1]) < 4 / np.sqrt(20_000)
 
 
-def test_drawing_around_is_drawing() -> None:
-    params = numbers(6, 4).numpy()
-    params[:, 2:] = params[0, 2:]
-    ours = Gaussian((2,))
-    one = ours.draw(params, np.random.default_rng(3))
-    other = ours.draw_around(params[:, :2], np.exp(params[0, 2:]), np.random.default_rng(3))
-    np.testing.assert_array_equal(one, other)
-
-
 @pytest.mark.parametrize("ours", [Categorical(3), MultiCategorical(GRID), Gaussian((2, 1))])
 def test_drawing_hangs_on_the_generator_alone(ours: Any) -> None:
     params = numbers(9, ours.size).numpy()

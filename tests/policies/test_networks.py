@@ -9,8 +9,8 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from raceway.errors import ConfigError
-from raceway.policies import LSTM, Encoder, mlp, network_for
-from raceway.policies.in_numpy import numpy_layers, run_in_numpy
+from raceway.policies import LSTM, Categorical, Distribution, Encoder, Gaussian, mlp, network_for
+from raceway.policies.in_numpy import NumpyActor, numpy_actor
 from raceway.policies.networks import Head
 from raceway.rl import empty, fill, tree_map
 
@@ -144,6 +144,15 @@ def test_a_function_that_returns_no_network(made: Any) -> None:
 # The same network in numpy.
 
 
+BOX = spaces.Box(-3, 3, (4,))
+
+
+def plain(network: nn.Module, distribution: Distribution | None = None) -> NumpyActor:
+    actor = numpy_actor(network, distribution or Categorical(3), None)
+    assert actor is not None
+    return actor
+
+
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
 @pytest.mark.parametrize(
     "space",
@@ -161,14 +170,13 @@ def test_numpy_gives_what_torch_gives(
 ) -> None:
     torch.manual_seed(0)
     network = mlp(space, CHOICES, hidden, activation)
-    layers = numpy_layers(network)
-    assert layers is not None
+    actor = plain(network)
     space.seed(0)
     obs = empty(space, (6,))
     for row in range(6):
         fill(obs, row, space.sample())
     before = obs.copy()
-    found = run_in_numpy(layers, obs)
+    found = actor.numbers(obs)
     np.testing.assert_allclose(found, network(torch.from_numpy(obs)).detach(), rtol=1e-5, atol=1e-5)
     assert found.dtype == np.float32
     np.testing.assert_array_equal(obs, before)
@@ -176,26 +184,47 @@ def test_numpy_gives_what_torch_gives(
 
 def test_numpy_leaves_deviations_out() -> None:
     network = mlp(spaces.Box(-3, 3, (4,)), spaces.Box(-1, 1, (2,)), (8,))
-    layers = numpy_layers(network)
-    assert layers is not None
     obs = torch.ones(3, 4)
-    np.testing.assert_allclose(run_in_numpy(layers, obs.numpy()), network(obs)[:, :2].detach(), rtol=1e-5, atol=1e-6)
+    found = plain(network, Gaussian((2,))).numbers(obs.numpy())
+    np.testing.assert_allclose(found, network(obs)[:, :2].detach(), rtol=1e-5, atol=1e-6)
 
 
-def test_numpy_sees_every_step_of_an_optimiser() -> None:
+def test_an_actor_keeps_the_weights_it_was_made_with() -> None:
     network = mlp(spaces.Box(-3, 3, (4,)), CHOICES, (8,))
-    layers = numpy_layers(network)
-    assert layers is not None
-    obs = torch.ones(2, 4)
-    before = run_in_numpy(layers, obs.numpy())
-    for optimiser in (torch.optim.Adam(network.parameters(), 0.1), torch.optim.SGD(network.parameters(), 0.1)):
-        optimiser.zero_grad()
-        network(obs).square().sum().backward()
-        optimiser.step()
-        after = run_in_numpy(layers, obs.numpy())
-        assert (after != before).any()
-        np.testing.assert_allclose(after, network(obs).detach(), rtol=1e-5, atol=1e-5)
-        before = after
+    actor, obs = plain(network), torch.ones(2, 4)
+    before = actor.numbers(obs.numpy())
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter += 1
+    np.testing.assert_array_equal(actor.numbers(obs.numpy()), before)
+    assert (plain(network).numbers(obs.numpy()) != before).any()
+
+
+@pytest.mark.parametrize("rows", [1, 7, 3000])  # more than are drawn at once
+def test_an_actor_draws_from_the_distribution(rows: int) -> None:
+    random = np.random.default_rng(0)
+    choices = mlp(BOX, CHOICES, (8,))
+    obs = np.ones((rows, 4), np.float32)
+    actor = numpy_actor(choices, Categorical(3), random)
+    assert actor is not None
+    drawn = np.concatenate([actor(obs, {})[0] for _ in range(9000 // rows + 1)])
+    wanted = choices(torch.ones(1, 4)).softmax(-1).detach().numpy()[0]
+    np.testing.assert_allclose(np.bincount(drawn, minlength=3) / len(drawn), wanted, atol=0.025)
+
+    means = mlp(BOX, spaces.Box(-1, 1, (2,)), (8,))
+    with torch.no_grad():
+        means[-1].log_std.copy_(torch.tensor([0.0, -1.0]))
+    actor = numpy_actor(means, Gaussian((2,)), random)
+    assert actor is not None
+    values = np.concatenate([actor(obs, {})[0] for _ in range(9000 // rows + 1)])
+    np.testing.assert_allclose(values.mean(0), means(torch.ones(1, 4))[0, :2].detach(), atol=0.05)
+    np.testing.assert_allclose(values.std(0), [1.0, np.exp(-1.0)], atol=0.03)
+
+
+def test_without_a_generator_an_actor_does_the_likeliest() -> None:
+    network = mlp(BOX, CHOICES, (8,))
+    obs = torch.randn(20, 4)
+    assert plain(network)(obs.numpy(), {})[0].tolist() == network(obs).argmax(-1).tolist()
 
 
 class Doubled(nn.Linear):
@@ -206,9 +235,6 @@ class Doubled(nn.Linear):
 class Shifted(Encoder):
     def forward(self, obs: Any) -> Tensor:
         return super().forward(obs) + 1
-
-
-BOX = spaces.Box(-3, 3, (4,))
 
 
 @pytest.mark.parametrize(
@@ -229,12 +255,11 @@ BOX = spaces.Box(-3, 3, (4,))
     ],
 )
 def test_other_networks_are_left_to_torch(network: nn.Module) -> None:
-    assert numpy_layers(network) is None
+    assert numpy_actor(network, Categorical(3), None) is None
 
 
 def test_a_last_layer_of_the_users_is_no_hindrance() -> None:
     network = nn.Sequential(Encoder(BOX), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-    layers = numpy_layers(network)
-    assert layers is not None
     obs = torch.ones(2, 4)
-    np.testing.assert_allclose(run_in_numpy(layers, obs.numpy()), network(obs).detach(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(plain(network).numbers(obs.numpy()), network(obs).detach(), rtol=1e-5, atol=1e-6)
+    assert numpy_actor(nn.Sequential(Encoder(BOX), nn.Linear(4, 6)), Gaussian((3,)), None) is None
