@@ -2,7 +2,7 @@
 
 from raceway.envs.make import EnvSettings, make_env, make_slots
 from raceway.envs.names import ALIASES, find
-from raceway.envs.seeds import Purpose, seed_of
+from raceway.envs.seeds import Purpose, seed_of, seed_of_episode
 from raceway.envs.slots import SOME_SLOT, Slots, SteppedSlots
 from raceway.envs.vector import CartPoleSlots, EnvPoolSlots, VectorSlots
 
@@ -20,4 +20,5 @@ __all__ = [
     "make_env",
     "make_slots",
     "seed_of",
+    "seed_of_episode",
 ]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from raceway.envs import SOME_SLOT, Purpose, Slots, SteppedSlots, seed_of
+from raceway.envs import SOME_SLOT, Purpose, Slots, SteppedSlots, seed_of, seed_of_episode
 from raceway.errors import EnvironmentFailed
 from raceway.policies import Policy
 from raceway.rl import Batch, empty, row_of, tree_map
@@ -153,7 +153,7 @@ class Collector:
     def _begin(self, slots: list[int], row: int) -> None:
         if not slots:
             return
-        seeds = [seed_of(self.seed, Purpose.ENVIRONMENT, self.shard, slot, int(self.episode[slot])) for slot in slots]
+        seeds = [seed_of_episode(self.seed, self.shard, slot, int(self.episode[slot])) for slot in slots]
         try:
             self.slots.reset(slots, seeds, row_of(self.obs, row))
         except EnvironmentFailed as error:

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from raceway.envs import Purpose, seed_of
+from raceway.envs import Purpose, seed_of, seed_of_episode
 
 
 @pytest.mark.parametrize(
@@ -51,3 +51,10 @@ def test_they_have_31_bits() -> None:
 def test_the_order_of_a_path_matters() -> None:
     assert seed_of(0, Purpose.ACTIONS, 1, 2) != seed_of(0, Purpose.ACTIONS, 2, 1)
     assert seed_of(0, Purpose.ACTIONS, 0) != seed_of(0, Purpose.ACTIONS)
+
+
+def test_every_episode_has_a_seed_of_its_own() -> None:
+    found = [seed_of_episode(*path) for path in itertools.product(range(2), range(3), range(3), range(0, 200))]
+    assert len(set(found)) == len(found)
+    assert seed_of_episode(0, 0, 0, 0) == 2118539918
+    assert all(0 <= seed < 2**31 for seed in found)

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raceway.envs import Purpose, seed_of
+from raceway.envs import seed_of_episode
 from raceway.ops.collect import Collector
 from raceway.policies import make_policy
 from raceway.rl import Batch, num_steps, row_of
@@ -90,7 +90,7 @@ def test_every_episode_begins_with_a_seed_of_its_own(kind: str) -> None:
         collector.episodes(counts, number)
         for slot, (env, count) in enumerate(zip(envs, counts, strict=True)):
             episodes = range(number * count, (number + 1) * count)
-            wanted = [seed_of(3, Purpose.ENVIRONMENT, 5, slot, episode) for episode in episodes]
+            wanted = [seed_of_episode(3, 5, slot, episode) for episode in episodes]
             assert [episode.seed for episode in env.since(since[slot])[:count]] == wanted
 
 
