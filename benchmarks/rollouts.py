@@ -178,7 +178,7 @@ def fragments() -> dict[str, tuple[Side, Callable[[], Any]]]:
     from raceway.engine import make_engine
 
     settings = RolloutSettings(
-        env=EnvSettings("ant"), num_shards=4, slots_per_shard=8, hidden=(256, 256), fragment_steps=32
+        env=EnvSettings("ant"), num_shards=4, slots_per_shard=8, hidden=(256, 256), fragment_steps=128
     )
     sides: dict[str, tuple[Side, Callable[[], Any]]] = {}
     for name in ("inline", "process"):
@@ -188,7 +188,7 @@ def fragments() -> dict[str, tuple[Side, Callable[[], Any]]]:
 
         def play(run: Any = run) -> int:
             with one_thread():
-                return sum(batch["reward"].size for _ in range(2) for batch in next(run))
+                return sum(batch["reward"].size for batch in next(run))
 
         sides[name] = (play, engine.close)
     return sides
@@ -204,7 +204,7 @@ def main() -> None:
     with one_thread():
         cartpole(report, options.blocks, options.seconds)
         halfcheetah(report, options.blocks, options.seconds)
-    ant(report, options.blocks)
+    ant(report, 2 * options.blocks)
     report.write()
 
 

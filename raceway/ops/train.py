@@ -16,6 +16,7 @@ from raceway.flow import send_msg
 from raceway.ops.report import TrainStats
 from raceway.policies import Policy
 from raceway.rl import Batch, concat, discounted_returns, episode_sums, num_steps, parts_of, standardise_episodes
+from raceway.rl.adam import Adam
 
 Loss = Callable[[Policy, Batch], Tensor]
 
@@ -48,7 +49,7 @@ class Learner:
 
     def __init__(self, policy: Policy, lr: float, threads: int = 1) -> None:
         self.policy, self.threads = policy, threads
-        self.optimiser = torch.optim.Adam(policy.parameters(), lr=lr)
+        self.optimiser = Adam(policy.parameters(), lr)
 
     def step(self, losses: Iterable[Callable[[], Tensor]]) -> float:
         """Take one step down the sum of some losses, which are worked out one after the other, and return it."""
@@ -56,7 +57,7 @@ class Learner:
         if before != self.threads:
             torch.set_num_threads(self.threads)
         try:
-            self.optimiser.zero_grad(set_to_none=True)
+            self.optimiser.zero_grad()
             total = 0.0
             for loss in losses:
                 value = loss()

@@ -1,0 +1,26 @@
+"""Adam against torch's own."""
+
+import torch
+from torch import nn
+
+from raceway.rl.adam import Adam
+
+
+def test_it_does_what_torchs_does() -> None:
+    torch.manual_seed(0)
+    ours, theirs = (nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)) for _ in range(2))
+    theirs.load_state_dict(ours.state_dict())
+    unused = nn.Parameter(torch.ones(2))
+    one = Adam([*ours.parameters(), unused], 0.01)
+    other = torch.optim.Adam(theirs.parameters(), 0.01)
+    for _ in range(20):
+        inputs = torch.randn(5, 3)
+        for network, optimiser in ((ours, one), (theirs, other)):
+            optimiser.zero_grad()  # type: ignore[attr-defined]
+            network(inputs).square().sum().backward()
+            optimiser.step()  # type: ignore[attr-defined]
+    for mine, his in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine, his, rtol=1e-5, atol=1e-6)
+    assert unused.tolist() == [1, 1]
+    one.zero_grad()
+    assert all(parameter.grad is None for parameter in ours.parameters())
