@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from raceway.envs import EnvSettings, Purpose, Slots, SteppedSlots, make_slots, seed_of
-from raceway.rl import empty
+from raceway.rl import empty, interquartile_mean
 from raceway.words import counted, duration
 
 _LOOK_SECONDS = 0.25
@@ -45,21 +45,23 @@ def measure_step(env: EnvSettings, like: Slots, slots_per_shard: int) -> StepCos
         drawn = [[slots.action_space.sample() for _ in everyone] for _ in range(_MOST_STEPS)]
         slots.reset(everyone, [seed_of(0, Purpose.EVALUATION, slot) for slot in everyone], obs)
         slots.step(np.array(drawn[0]), everyone, obs, reward, ended)  # the first one is often slower
-        wall = cpu = 0.0
-        steps, episode = 0, 0
-        while steps < _MOST_STEPS and (wall < _LOOK_SECONDS or steps < 2):
+        walls: list[float] = []
+        cpus: list[float] = []
+        episode = 0
+        while len(walls) < _MOST_STEPS and (sum(walls) < _LOOK_SECONDS or len(walls) < 2):
             over = np.flatnonzero(ended.any(0)).tolist()
             if over:
                 episode += 1
                 slots.reset(over, [seed_of(0, Purpose.EVALUATION, slot, episode) for slot in over], obs)
                 ended[:] = False
             began, computed = time.perf_counter(), time.process_time()
-            slots.step(np.array(drawn[steps]), everyone, obs, reward, ended)
-            wall, cpu = wall + time.perf_counter() - began, cpu + time.process_time() - computed
-            steps += 1
+            slots.step(np.array(drawn[len(walls)]), everyone, obs, reward, ended)
+            walls.append(time.perf_counter() - began)
+            cpus.append(time.process_time() - computed)
     finally:
         slots.close()
-    return StepCost(wall / (steps * slots.num), cpu / (steps * slots.num))
+    # Not the mean: one step in which another program had the core would stand for hundreds.
+    return StepCost(interquartile_mean(walls) / slots.num, interquartile_mean(cpus) / slots.num)
 
 
 def choose_workers(cost: StepCost, cores: int, num_shards: int) -> tuple[int, str]:
