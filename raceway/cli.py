@@ -121,9 +121,9 @@ def _train_one(algorithm: Any, settings: dict[str, Any], arguments: argparse.Nam
 
 
 def _train_seeds(algorithm: Any, settings: dict[str, Any], arguments: argparse.Namespace) -> int:
+    from raceway.comparing import train_seeds
     from raceway.runs.display import watcher_for
     from raceway.runs.plots import has_screen, need_matplotlib
-    from raceway.training import train_seeds
 
     if arguments.plot:
         need_matplotlib()

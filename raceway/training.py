@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import importlib.util
 import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
@@ -34,10 +32,8 @@ from raceway.ops import (
     parallel_rollouts,
 )
 from raceway.policies import Policy, make_policy
-from raceway.rl import bootstrap_interval, interquartile_mean
 from raceway.runs.directory import RunDirectory
-from raceway.runs.display import RULE, Watcher
-from raceway.runs.plots import plot_seeds
+from raceway.runs.display import Watcher
 
 _log = logging.getLogger(__name__)
 
@@ -74,96 +70,6 @@ def train(algorithm: str = "reinforce", *, watchers: Sequence[Watcher] = (), **s
     return Training(found, found.settings(**settings), watchers).run()
 
 
-@dataclass
-class Seeds:
-    """What came of several runs that differ in their seed."""
-
-    summary: dict[str, Any]
-    results: list[Result]
-
-    @property
-    def lines(self) -> list[str]:
-        """What a person reads of them."""
-        found = self.summary
-        rows = [f"  seed {one.summary['seed']}: {_shown(one.summary['mean_return'])}" for one in self.results]
-        if found["mean"] is None:
-            return [RULE, f"{len(self.results)} seeds", *rows, RULE]
-        low, high = found["interval"]
-        return [
-            RULE,
-            f"{found['algorithm']} on {found['env']}, {len(self.results)} seeds: mean return of the last 100 episodes",
-            *rows,
-            f"  mean: {found['mean']:.1f}",
-            f"  interquartile mean: {found['iqm']:.1f}  (95 % bootstrap interval {low:.1f} to {high:.1f})",
-            f"  Plot saved to {found['plot']}" if found["plot"] else "  (no plot: pip install 'raceway[plot]')",
-            RULE,
-        ]
-
-
-def train_seeds(
-    algorithm: str,
-    seeds: Sequence[int],
-    *,
-    watcher: Callable[[], Watcher] | None = None,
-    show: bool = False,
-    **settings: Any,
-) -> Seeds:
-    """Train once with every seed, each in a folder of its own, and say what they have in common.
-
-    Args:
-        algorithm: its name.
-        seeds: the seeds.
-        watcher: makes a watcher for every run.
-        show: show the plot on the screen too.
-        settings: of the algorithm. `run_dir` is the folder that the runs' folders are in.
-    """
-    folder = RunDirectory(
-        settings.pop("run_dir", None), f"{algorithm}-{_plain(str(settings.get('env', 'cartpole')))}-seeds"
-    )
-    folder.close()
-    folder.metrics_path.unlink()
-    results = []
-    for seed in seeds:
-        path = str(folder.path / f"seed-{seed}")
-        results.append(train(algorithm, watchers=[watcher()] if watcher else (), seed=seed, run_dir=path, **settings))
-        if results[-1].summary["stopped_by"] == "interrupt":
-            break
-    first = results[0].summary
-    finals = [one.summary["mean_return"] for one in results if one.summary["mean_return"] is not None]
-    summary = {
-        "algorithm": algorithm,
-        "env": first["env"],
-        "engine": first["engine"],
-        "seeds": [one.summary["seed"] for one in results],
-        "mean_returns": finals,
-        "mean": float(np.mean(finals)) if finals else None,
-        "iqm": interquartile_mean(finals) if finals else None,
-        "interval": bootstrap_interval(finals) if finals else None,
-        "wall_seconds": since_start(),
-        "fps": float(np.mean([one.summary["fps"] for one in results])),
-        "stopped_by": results[-1].summary["stopped_by"],
-        "weights_sha256": [one.summary["weights_sha256"] for one in results],
-        "run_dir": str(folder.path),
-        "plot": None,
-    }
-    curves = {one.summary["seed"]: curve(one.metrics) for one in results if one.metrics}
-    if curves and importlib.util.find_spec("matplotlib"):
-        title = f"{algorithm} on {first['env']}, {len(curves)} seeds"
-        summary["plot"] = str(plot_seeds(curves, title, folder.path / "seeds.png", show))
-    folder.write("summary.json", summary)
-    return Seeds(summary, results)
-
-
-def curve(metrics: Sequence[dict[str, Any]]) -> tuple[list[float], list[float]]:
-    """Return the steps and mean returns of a run."""
-    rows = [row for row in metrics if row["rollout/ep_rew_mean"] is not None]
-    return [row["time/total_timesteps"] for row in rows], [row["rollout/ep_rew_mean"] for row in rows]
-
-
-def _shown(value: float | None) -> str:
-    return "no episode ended" if value is None else f"{value:.1f}"
-
-
 class Training:
     """One run, from its settings to its summary."""
 
@@ -197,7 +103,7 @@ class Training:
     def run(self) -> Result:
         """Train until a limit is reached."""
         cfg = self.cfg
-        name = f"{self.algorithm.name}-{_plain(self.env.name)}-{cfg.seed}"
+        name = f"{self.algorithm.name}-{plain_name(self.env.name)}-{cfg.seed}"
         with ExitStack() as stack:
             directory = RunDirectory(cfg.run_dir, name)
             stack.callback(directory.close)
@@ -320,7 +226,8 @@ def since_start() -> float:
 _IMPORTED = time.perf_counter()
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
+    """Return an environment's name as it can be part of a folder's."""
     return name.replace(":", ".").replace("/", "-")
 
 

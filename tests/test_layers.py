@@ -20,6 +20,7 @@ LAYERS = [
     {"ops"},
     {"algorithms", "runs", "torchrl"},
     {"training"},
+    {"comparing"},
     {"cli", "dashboard"},
 ]
 RANK = {package: rank for rank, layer in enumerate(LAYERS) for package in layer}

@@ -15,11 +15,12 @@ from gymnasium import spaces
 
 import raceway
 from raceway.algorithms import find_algorithm
+from raceway.comparing import train_seeds
 from raceway.engine.base import Actor
 from raceway.errors import ConfigError, OperatorError
 from raceway.runs.directory import read_metrics
 from raceway.runs.display import Watcher
-from raceway.training import Training, train, train_seeds
+from raceway.training import Training, train
 from tests.odd_envs import Odd
 
 SMALL: dict[str, Any] = {"iterations": 3, "episodes_per_iter": 20, "num_envs": 20}

@@ -108,7 +108,7 @@ class Collector:
             self.episode[over] += 1
             self._begin(over, now + 1)
         self._now = num_steps
-        batch = tree_map(np.copy, self._columns(slice(0, num_steps)))
+        batch = tree_map(np.copy, self._columns(num_steps))
         if not self._resets_itself:
             del batch["valid"]
         batch["last_obs"] = tree_map(np.copy, row_of(self.obs, num_steps))
@@ -187,15 +187,14 @@ class Collector:
             tree_map(lambda new, then, kept=kept: np.copyto(new[:kept], then[:kept]), getattr(self, name), arrays)
         self._rows = rows
 
-    def _columns(self, rows: Any) -> Batch:
-        ended = self.ended[rows]
+    def _columns(self, num_rows: int) -> Batch:
         return {
-            "obs": row_of(self.obs, rows),
-            "action": self.action[rows],
-            "reward": self.reward[rows],
-            "terminated": ended[..., 0, :] if isinstance(rows, slice) else ended,
-            "truncated": ended[..., 1, :] if isinstance(rows, slice) else ended,
-            "valid": self.valid[rows],
+            "obs": row_of(self.obs, slice(0, num_rows)),
+            "action": self.action[:num_rows],
+            "reward": self.reward[:num_rows],
+            "terminated": self.ended[:num_rows, 0],
+            "truncated": self.ended[:num_rows, 1],
+            "valid": self.valid[:num_rows],
         }
 
     def _whole(self, now: int, final: list[Any]) -> Batch:
