@@ -77,7 +77,7 @@ class TrainOneStep:
     two thirds of the time and much less memory.
     """
 
-    def __init__(self, learner: Learner, loss: Loss, part_steps: int = 8192) -> None:
+    def __init__(self, learner: Learner, loss: Loss, part_steps: int = 4096) -> None:
         self.learner, self.loss, self.part_steps = learner, loss, part_steps
 
     def __call__(self, batch: Batch) -> TrainStats:

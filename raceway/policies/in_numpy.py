@@ -17,22 +17,29 @@ from raceway.policies.networks import Encoder, Head
 
 Array = np.ndarray
 Activation = Callable[[Array], Any]
+Step = tuple[Array, Array, Array, Activation | None]
+"""The weights, what they are multiplied with, where the product goes, and what is done to it."""
 
+_ZERO = np.float32(0)
 _ACTIVATIONS: dict[type[nn.Module], Activation] = {
-    nn.ReLU: lambda x: np.maximum(x, 0, out=x),
+    nn.ReLU: lambda x: np.maximum(x, _ZERO, out=x),
     nn.Tanh: lambda x: np.tanh(x, out=x),
 }
 _BLOCK = 2048  # rows of noise drawn at once
 
 
 class NumpyActor:
-    """Chooses actions as a policy does, with the weights that it has now, until it is thrown away."""
+    """Chooses actions as a policy does, with the weights that it has now, until it is thrown away.
+
+    Observations are columns here, with a row of ones below them, so that a layer's bias is a column of its weights and
+    the product lies in place for the next layer: half the calls, and nothing is allocated.
+    """
 
     def __init__(self, network: Any, distribution: Categorical | Gaussian, random: np.random.Generator | None) -> None:
         first, *rest = network
-        self.width = None if first.num_dims == 1 else first.size
+        self.width: int = first.size
         self.layers = [
-            (_transposed(layer), layer.bias.detach().numpy().copy(), _ACTIVATIONS.get(type(after)))
+            (_with_bias(layer), _ACTIVATIONS.get(type(after)))
             for layer, after in zip(rest, [*rest[1:], None], strict=True)
             if isinstance(layer, nn.Linear)
         ]
@@ -41,27 +48,42 @@ class NumpyActor:
         self.deviations = None if self.choice else np.exp(rest[-1].log_std.detach().numpy())
         self._place = _BLOCK
         self._noise = np.empty(0)
+        self._steps: dict[int, tuple[Array, list[Step]]] = {}  # by the number of observations
 
     def numbers(self, obs: Any) -> Array:
         """Return what the network gives for observations: logits, or means alone, [B, size]."""
-        x = obs if self.width is None else obs.reshape(-1, self.width)
-        x = x if x.dtype == np.float32 else x.astype(np.float32)
-        for weight, bias, activation in self.layers:
-            x = x @ weight
-            x += bias
+        return self._forward(obs).T.copy()
+
+    def __call__(self, obs: Any, state: Any) -> tuple[Array, Any]:
+        """Return an action for every observation, [B, ...]."""
+        if self.random is None:
+            return self.distribution.mode(self.numbers(obs)), state
+        x = self._next_noise(len(obs))  # which is not used again, so it is added to in place
+        x += self._forward(obs).T
+        if self.choice:
+            return x.argmax(-1) + self.distribution.start, state  # type: ignore[union-attr]
+        return x.reshape(len(x), *self.distribution.shape), state  # type: ignore[union-attr]
+
+    def _forward(self, obs: Array) -> Array:
+        """Return what the network gives, [size, B]. The next call writes over it."""
+        num = len(obs)
+        x, steps = self._steps.get(num) or self._plan(num)
+        x[:] = obs.reshape(num, self.width).T
+        for weight, before, x, activation in steps:
+            np.dot(weight, before, x)
             if activation is not None:
                 activation(x)
         return x
 
-    def __call__(self, obs: Any, state: Any) -> tuple[Array, Any]:
-        """Return an action for every observation, [B, ...]."""
-        x = self.numbers(obs)
-        if self.random is None:
-            return self.distribution.mode(x), state
-        x += self._next_noise(len(x))
-        if self.choice:
-            return x.argmax(-1) + self.distribution.start, state  # type: ignore[union-attr]
-        return x.reshape(len(x), *self.distribution.shape), state  # type: ignore[union-attr]
+    def _plan(self, num: int) -> tuple[Array, list[Step]]:
+        sizes = [self.width, *(len(weight) for weight, _ in self.layers)]
+        buffers = [np.ones((size + 1, num), np.float32) for size in sizes]
+        steps = [
+            (weight, before, after[:-1], activation)
+            for (weight, activation), before, after in zip(self.layers, buffers, buffers[1:], strict=False)
+        ]
+        self._steps[num] = buffers[0][:-1], steps
+        return self._steps[num]
 
     def _next_noise(self, num: int) -> Array:
         place, self._place = self._place, self._place + num
@@ -111,5 +133,5 @@ def _is_plain(network: nn.Module) -> bool:
     return True
 
 
-def _transposed(layer: nn.Linear) -> Array:
-    return np.array(layer.weight.detach().numpy().T, order="C")
+def _with_bias(layer: nn.Linear) -> Array:
+    return np.column_stack([layer.weight.detach().numpy(), layer.bias.detach().numpy()])
