@@ -129,7 +129,7 @@ class Collector:
         valid[:] = self.playing if real is None else self.playing & real
         if self.state and real is not None:
             self._forget(np.flatnonzero(self.playing & ~real).tolist())  # it has seen the end of the episode before
-        if not ended.any():  # as nearly always
+        if 1 not in ended.tobytes():  # as nearly always; ended.any() takes six times as long
             return []
         return np.flatnonzero((ended[0] | ended[1]) & valid).tolist()
 
