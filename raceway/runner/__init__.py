@@ -30,10 +30,10 @@ def update_object(ref: ObjectRef, value: Any) -> ObjectRef:
     return hub.update(ref, hub.put(value))  # type: ignore[no-any-return]
 
 
-def patch_object(ref: ObjectRef, patch: Any) -> ObjectRef:
+def patch_object(ref: ObjectRef, patch: Any, size: float = 1) -> ObjectRef:
     """Append to an object where no Runner is at hand; see `Runner.patch_object`."""
     hub = _hub(ref)
-    return hub.patch(ref, hub.put(patch))  # type: ignore[no-any-return]
+    return hub.patch(ref, hub.put(patch), size)  # type: ignore[no-any-return]
 
 
 def _hub(ref: ObjectRef) -> Any:

@@ -67,9 +67,9 @@ class Client:
         """Store a value."""
         return self._host.put(value)
 
-    def put_object(self, ref: Ref) -> ObjectRef:
+    def put_object(self, ref: Ref, max_size: float) -> ObjectRef:
         """Make an object of a stored value."""
-        return self._ask("object", ref)  # type: ignore[no-any-return]
+        return self._ask("object", ref, max_size)  # type: ignore[no-any-return]
 
     def read(self, ref: ObjectRef, deserializer: Deserializer | None) -> Any:
         """Return the latest state of an object, fetching only what is new."""
@@ -85,7 +85,7 @@ class Client:
         if not isinstance(ref, ObjectRef):
             raise ConfigError(f"an object is named by what put_object returned, not by {ref!r}")
         with known.lock:
-            known.learn(ref, self._ask("read", ref, known.epoch, len(known.patches)))
+            known.learn(ref, self._ask("read", ref, known.epoch, known.num_seen))
             return known.copy()
 
     def compacted(self, ref: ObjectRef, epoch: int, num_folded: int, base: Ref) -> bool:
@@ -97,9 +97,9 @@ class Client:
         self._ask("update", ref, value)
         return ref
 
-    def patch(self, ref: ObjectRef, patch: Ref) -> ObjectRef:
+    def patch(self, ref: ObjectRef, patch: Ref, size: float) -> ObjectRef:
         """Append to an object."""
-        self._ask("patch", ref, patch)
+        self._ask("patch", ref, patch, size)
         return ref
 
     def select(self, futures: Sequence[FutureRef], timeout: float | None) -> Iterator[FutureRef]:

@@ -260,12 +260,12 @@ class Hub:
         self.check_open()
         return self.engine.put(value)
 
-    def put_object(self, ref: Ref) -> ObjectRef:
+    def put_object(self, ref: Ref, max_size: float) -> ObjectRef:
         """Make an object of a stored value."""
         with self.engine.lock:
             self.check_open()
             object = ObjectRef(self.table, self.table.new(self._free_object))
-            self.objects[object.id] = StoredObject(ref)
+            self.objects[object.id] = StoredObject(ref, max_size)
             return object
 
     def _free_object(self, id: int) -> None:
@@ -295,20 +295,19 @@ class Hub:
         with self.engine.lock:
             stored = self.object(ref)
             known: Known = self.table.cache.setdefault(ref.id, Known())
-            known.learn(ref, stored.since(known.epoch, len(known.patches)))
+            known.learn(ref, stored.since(known.epoch, known.num_seen))
             return known.copy()
 
     def update(self, ref: ObjectRef, value: Ref) -> ObjectRef:
         """Replace an object."""
         with self.engine.lock:
-            stored = self.object(ref)
-            stored.replace(value, len(stored.patches))
+            self.object(ref).replace(value)
         return ref
 
-    def patch(self, ref: ObjectRef, patch: Ref) -> ObjectRef:
+    def patch(self, ref: ObjectRef, patch: Ref, size: float) -> ObjectRef:
         """Append to an object."""
         with self.engine.lock:
-            self.object(ref).patches.append(patch)
+            self.object(ref).append(patch, size)
         return ref
 
     def compacted(self, ref: ObjectRef, epoch: int, num_folded: int, base: Ref) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from raceway.engine.base import Ref
 from raceway.errors import ConfigError
 
 Deserializer = Callable[[Any, list[Any]], Any]
+News = tuple[int, Ref | None, int, list[Ref]]
+"""What a reader lacks: the epoch, the base if it is new, how many of its patches were dropped, and the new ones."""
 
 
 class ObjectRef(Handle):
@@ -25,20 +28,42 @@ class StoredObject:
     """An object as the driver keeps it. Values are stored references; nothing is decoded here."""
 
     base: Ref
+    max_size: float = math.inf
+    """What the patches may have together, and the oldest are dropped before they have more."""
     patches: list[Ref] = field(default_factory=list)
+    sizes: list[float] = field(default_factory=list)
+    first: int = 0
+    """How many patches of this base were dropped."""
     epoch: int = 0
     """Counts how often the base was replaced, so that readers know whether theirs is the current one."""
+    total: float = 0.0
+    """The sizes together."""
 
-    def since(self, epoch: int, num_patches: int) -> tuple[int, Ref | None, list[Ref]]:
-        """Return what a reader lacks that knows so much: the epoch, the base if it is new, and the new patches."""
+    def append(self, patch: Ref, size: float) -> None:
+        """Add a patch. The oldest are dropped that the newest `max_size` do not need."""
+        self.patches.append(patch)
+        self.sizes.append(size)
+        self.total += size
+        num_dropped = 0
+        while self.total - self.sizes[num_dropped] >= self.max_size:
+            self.total -= self.sizes[num_dropped]
+            num_dropped += 1
+        self._drop(num_dropped)
+
+    def _drop(self, num: int) -> None:
+        del self.patches[:num], self.sizes[:num]
+        self.first += num
+
+    def since(self, epoch: int, num_seen: int) -> News:
+        """Return what a reader lacks that has seen so many patches of the base of an epoch."""
         if epoch == self.epoch:
-            return self.epoch, None, self.patches[num_patches:]
-        return self.epoch, self.base, list(self.patches)
+            return self.epoch, None, self.first, self.patches[max(num_seen - self.first, 0) :]
+        return self.epoch, self.base, self.first, list(self.patches)
 
-    def replace(self, base: Ref, num_folded: int) -> None:
-        """Replace the base; the first `num_folded` patches are part of it now."""
-        self.base = base
-        self.patches = self.patches[num_folded:]
+    def replace(self, base: Ref, num_folded: int | None = None) -> None:
+        """Replace the base; so many patches that the old one had, by default all, are part of it now."""
+        self._drop(len(self.patches) if num_folded is None else max(num_folded - self.first, 0))
+        self.base, self.first, self.total = base, 0, sum(self.sizes)
         self.epoch += 1
 
 
@@ -49,19 +74,28 @@ class Known:
     epoch: int = -1
     base: Any = None
     patches: list[Any] = field(default_factory=list)
+    first: int = 0
+    """How many patches of this base were dropped."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while it learns: two threads must not both add what is new."""
 
     def copy(self) -> Known:
         """Return what is known now, as it stays while others learn on."""
-        return Known(self.epoch, self.base, list(self.patches))
+        return Known(self.epoch, self.base, list(self.patches), self.first)
 
-    def learn(self, ref: ObjectRef, news: tuple[int, Ref | None, list[Ref]]) -> None:
-        """Add what is new of the object to what is known."""
-        epoch, base, patches = news
+    @property
+    def num_seen(self) -> int:
+        """How many patches of this base were read, or dropped before."""
+        return self.first + len(self.patches)
+
+    def learn(self, ref: ObjectRef, news: News) -> None:
+        """Add what is new of the object to what is known, and forget what was dropped."""
+        epoch, base, first, patches = news
         if base is not None:
-            self.epoch, self.base, self.patches = epoch, base.get(), []
+            self.epoch, self.base, self.patches, self.first = epoch, base.get(), [], first
             ref._table.cached_from[base.id] = ref.id
+        del self.patches[: first - self.first]
+        self.first = first
         self.patches.extend(patch.get() for patch in patches)
 
 
@@ -82,7 +116,7 @@ def compact(side: Side, ref: ObjectRef, deserializer: Deserializer) -> ObjectRef
     while True:
         known = side.news(ref)
         base = side.put(fold(ref, known, deserializer))
-        if side.compacted(ref, known.epoch, len(known.patches), base):
+        if side.compacted(ref, known.epoch, known.num_seen, base):
             return ref
 
 

@@ -65,9 +65,9 @@ def _wait(hub: Hub, actor: CoreActor, futures: list[Future[Any]], count: int | N
     return _await(hub, actor, futures, count, timeout, finish, or_failure=False)
 
 
-def _read(hub: Hub, actor: CoreActor, ref: ObjectRef, epoch: int, num_patches: int) -> Any:
-    news = hub.object(ref).since(epoch, num_patches)
-    hub.engine.supply(actor, ([news[1]] if news[1] is not None else []) + news[2])
+def _read(hub: Hub, actor: CoreActor, ref: ObjectRef, epoch: int, num_seen: int) -> Any:
+    news = hub.object(ref).since(epoch, num_seen)
+    hub.engine.supply(actor, ([news[1]] if news[1] is not None else []) + news[3])
     return news
 
 
@@ -76,9 +76,9 @@ VERBS: dict[str, Callable[..., Any]] = {
     "get": _get,
     "wait": _wait,
     "cancel": lambda hub, actor, future: future.cancel(),
-    "object": lambda hub, actor, ref: hub.put_object(ref),
+    "object": lambda hub, actor, *args: hub.put_object(*args),
     "read": _read,
     "update": lambda hub, actor, ref, value: hub.update(ref, value),
-    "patch": lambda hub, actor, ref, patch: hub.patch(ref, patch),
+    "patch": lambda hub, actor, *args: hub.patch(*args),
     "compacted": lambda hub, actor, *args: hub.compacted(*args),
 }

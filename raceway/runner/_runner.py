@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -148,9 +149,17 @@ class Runner:
         """Yield the futures as they are done. `timeout` bounds the wait for each."""
         yield from self._hub.select(_listed(futures), timeout)
 
-    def put_object(self, value: Any) -> ObjectRef:
-        """Store a value; as an argument of a call the reference arrives as the value, written once for all readers."""
-        return self._hub.put_object(self._hub.put(value))  # type: ignore[no-any-return]
+    def put_object(self, value: Any, max_size: float = math.inf) -> ObjectRef:
+        """Store a value; as an argument of a call the reference arrives as the value, written once for all readers.
+
+        Args:
+            value: what to store.
+            max_size: how much of what is appended is kept. Patches are dropped, the oldest first, as long as the sizes
+                of the others are so much together.
+        """
+        if not max_size > 0:
+            raise ConfigError(f"max_size must be a number above 0, not {max_size!r}")
+        return self._hub.put_object(self._hub.put(value), max_size)  # type: ignore[no-any-return]
 
     def get_object(self, ref: ObjectRef, deserializer: Deserializer | None = None) -> Any:
         """Return the latest state of an object, transferring only what is new to this process since its last read.
@@ -166,9 +175,9 @@ class Runner:
         """Replace an object and drop its patches."""
         return self._hub.update(ref, self._hub.put(value))  # type: ignore[no-any-return]
 
-    def patch_object(self, ref: ObjectRef, patch: Any) -> ObjectRef:
-        """Append a patch to an object."""
-        return self._hub.patch(ref, self._hub.put(patch))  # type: ignore[no-any-return]
+    def patch_object(self, ref: ObjectRef, patch: Any, size: float = 1) -> ObjectRef:
+        """Append a patch to an object; its size counts if the object has a `max_size`."""
+        return self._hub.patch(ref, self._hub.put(patch), size)  # type: ignore[no-any-return]
 
     def compact_object(self, ref: ObjectRef, deserializer: Deserializer) -> ObjectRef:
         """Replace an object by what the deserializer makes of it, so that reads do not grow with its history."""
