@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from raceway.engine.base import Actor, Future
 from raceway.errors import ActorError
@@ -19,6 +19,8 @@ from raceway.rl import Batch, concat, discounted_returns, episode_sums, num_step
 from raceway.rl.adam import Adam
 
 Loss = Callable[[Policy, Batch], Tensor]
+
+_PART_NUMBERS = 1 << 19  # numbers that a network works out at once: 2 MB
 
 
 class AddReturns:
@@ -77,8 +79,9 @@ class TrainOneStep:
     two thirds of the time and much less memory.
     """
 
-    def __init__(self, learner: Learner, loss: Loss, part_steps: int = 4096) -> None:
-        self.learner, self.loss, self.part_steps = learner, loss, part_steps
+    def __init__(self, learner: Learner, loss: Loss, part_steps: int | None = None) -> None:
+        self.learner, self.loss = learner, loss
+        self.part_steps = part_steps or max(_PART_NUMBERS // numbers_a_step(learner.policy), 1)
 
     def __call__(self, batch: Batch) -> TrainStats:
         """Train, and say how it went."""
@@ -97,6 +100,15 @@ class TrainOneStep:
     def _share(self, part: Batch, batch: Batch) -> Tensor:
         loss = self.loss(self.learner.policy, part)
         return loss if part is batch else loss * (len(part["length"]) / len(batch["length"]))
+
+
+def numbers_a_step(network: nn.Module) -> int:
+    """Return about how many numbers a network works out for one step: its outputs, layer by layer.
+
+    >>> numbers_a_step(nn.Sequential(nn.Linear(4, 128), nn.ReLU(), nn.Linear(128, 2)))
+    130
+    """
+    return sum(len(weight) for weight in network.parameters() if weight.ndim > 1) or 1
 
 
 class UpdateWeights:

@@ -10,7 +10,8 @@ Array = np.ndarray
 def discounted_returns(rewards: Array, lengths: Array, gamma: float) -> Array:
     """Return Gₜ = rₜ + γ Gₜ₊₁, which begins anew in every episode.
 
-    Sutton & Barto 2018, eq. 3.9. All episodes are worked on at once, from their last step backwards.
+    Sutton & Barto 2018, eq. 3.9. All episodes are worked on at once, from their last step backwards: each pass doubles
+    how many of the steps that follow are in the sum, so there are ten passes for a thousand steps.
 
     Args:
         rewards: rₜ of episode after episode, [N].
@@ -23,8 +24,10 @@ def discounted_returns(rewards: Array, lengths: Array, gamma: float) -> Array:
     from_end = _from_end(lengths)
     padded = np.zeros((int(lengths.max(initial=0)), len(lengths)), rewards.dtype)
     padded[from_end] = rewards
-    for step in range(1, len(padded)):
-        padded[step] += gamma * padded[step - 1]
+    reach = 1
+    while reach < len(padded):
+        padded[reach:] += gamma**reach * padded[:-reach]
+        reach *= 2
     return padded[from_end]
 
 
