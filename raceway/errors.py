@@ -18,6 +18,7 @@ RacewayError
 │   ├── OperatorError                an operator or source raised; says which, where, on what item
 │   └── ShardFailed                  a shard's actor died and the failure policy says to raise, or is used up
 ├── EnvironmentFailed                an environment raised, or gave what no policy can use
+├── ReplayEmpty                      something was to be drawn from a replay buffer that holds nothing
 ├── DeadlockError                    an actor would wait for itself
 └── UnknownReference                  a reference that this run does not know
     ├── ForeignReference             it belongs to another Runner
@@ -115,6 +116,10 @@ class RemoteError(RacewayError):
 
     def __str__(self) -> str:
         return f"{self.kind} in {self.actor}.{self.method}: {self.message}\n\n{self.traceback}"
+
+
+class ReplayEmpty(RacewayError):
+    """Something was to be drawn from a replay buffer that holds nothing yet."""
 
 
 class FlowError(RacewayError):

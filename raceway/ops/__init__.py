@@ -1,6 +1,17 @@
 """Operators of reinforcement learning: what algorithms are put together from."""
 
 from raceway.ops.collect import Collector
+from raceway.ops.replay import (
+    Counts,
+    ReplaySettings,
+    ReplayShard,
+    Sequences,
+    StoreToReplay,
+    Transitions,
+    UpdatePriorities,
+    parallel_replay,
+    replay_limits,
+)
 from raceway.ops.report import ReportMetrics, TrainStats
 from raceway.ops.rollouts import RolloutSettings, RolloutWorker, episodes_of_shard, parallel_rollouts
 from raceway.ops.sizing import StepCost, choose_workers, measure_step
@@ -10,16 +21,25 @@ __all__ = [
     "AddReturns",
     "Collector",
     "ConcatBatches",
+    "Counts",
     "Learner",
+    "ReplaySettings",
+    "ReplayShard",
     "ReportMetrics",
     "RolloutSettings",
     "RolloutWorker",
+    "Sequences",
     "StepCost",
+    "StoreToReplay",
     "TrainOneStep",
     "TrainStats",
+    "Transitions",
+    "UpdatePriorities",
     "UpdateWeights",
     "choose_workers",
     "episodes_of_shard",
     "measure_step",
+    "parallel_replay",
     "parallel_rollouts",
+    "replay_limits",
 ]

@@ -25,6 +25,8 @@ class TrainStats:
     metrics: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     """How long each phase took."""
+    priorities: tuple[np.ndarray, np.ndarray] | None = None
+    """Of a batch from prioritised replay: the `index` of its rows, and their new priorities."""
 
 
 class ReportMetrics:

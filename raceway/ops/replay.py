@@ -1,0 +1,318 @@
+"""Replay in flows: buffers on actors, what is put into them, what is drawn, and new priorities."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from raceway.engine.base import Actor, Future
+from raceway.errors import ActorError, ConfigError, FlowError, whole
+from raceway.flow import Envelope, Iter, RateLimit, create, given, send_msg
+from raceway.ops.report import TrainStats
+from raceway.replay import Replay
+from raceway.rl import Batch, n_step_transitions, sequences
+from raceway.state import Stateful
+
+Array = np.ndarray
+
+_MOMENT = 0.002  # seconds for which a buffer that has nothing to give holds up whoever asks
+
+
+class Transitions(Stateful):
+    """Makes transitions of fragments, over n steps. On shards: what the last steps lack comes with the next one."""
+
+    kept: ClassVar[tuple[str, ...]] = ("held",)
+
+    def __init__(self, gamma: float, n: int = 1) -> None:
+        self.gamma, self.n = gamma, whole("n", n)
+        self.held: Batch | None = None
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Return them, with what is known of the episodes that ended."""
+        made, self.held = n_step_transitions(batch, self.gamma, self.n, self.held)
+        return made | _of_episodes(batch)
+
+
+class Sequences(Stateful):
+    """Makes sequences of so many steps of fragments, each sharing `overlap` steps with the one before. On shards."""
+
+    kept: ClassVar[tuple[str, ...]] = ("held",)
+
+    def __init__(self, length: int, overlap: int = 0) -> None:
+        self.length, self.overlap = whole("length", length), whole("overlap", overlap, 0)
+        if overlap >= length:
+            raise ConfigError(f"sequences of {length} steps cannot share {overlap} with the one before. Share fewer.")
+        self.held: Batch | None = None
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Return them, with what is known of the episodes that ended. There may be none yet."""
+        made, self.held = sequences(batch, self.length, self.overlap, self.held)
+        return made | _of_episodes(batch)
+
+
+def _of_episodes(batch: Batch) -> Batch:
+    return {name: column for name, column in batch.items() if name.startswith("episode_")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplaySettings:
+    """What replay holds, and how it is drawn from."""
+
+    capacity: int
+    """Rows in all shards together."""
+    batch_size: int = 256
+    """Rows of one sample."""
+    num_shards: int = 1
+    """Actors that it is divided over."""
+    min_size: int = 1
+    """Rows that a shard holds before it is drawn from."""
+    seed: int = 0
+    alpha: float | None = None
+    """How much priorities count, from 0 to 1; without it, rows are drawn uniformly."""
+    beta: float = 0.4
+    """How far weights make up for that."""
+    stacked: bool = False
+    """Whether observations are stacks of frames, which are then stored once."""
+
+    def __post_init__(self) -> None:
+        for name in ("capacity", "batch_size", "num_shards", "min_size"):
+            whole(name, getattr(self, name))
+        if self.capacity < self.num_shards:
+            raise ConfigError(
+                f"{self.num_shards} shards cannot share a capacity of {self.capacity}. Have at most one for every row."
+            )
+        if self.min_size > self.capacity // self.num_shards:
+            raise ConfigError(
+                f"a shard holds at most {self.capacity // self.num_shards} rows, so it never has min_size "
+                f"{self.min_size}. Make capacity larger, or min_size smaller."
+            )
+
+    def make(self, number: int) -> Replay:
+        """Make the buffer of one shard."""
+        each, rest = divmod(self.capacity, self.num_shards)
+        seed = np.random.SeedSequence(self.seed, spawn_key=(number,))
+        more = {"alpha": self.alpha, "beta": self.beta, "stacked": self.stacked}
+        return Replay(each + (number < rest), seed=int(seed.generate_state(1)[0]), **more)  # type: ignore[arg-type]
+
+
+class Counts(NamedTuple):
+    """How many rows there were, and what became of them: inserted = alive + evicted + lost."""
+
+    inserted: int
+    alive: int
+    evicted: int
+    lost: int = 0
+
+
+class ReplayShard:
+    """A buffer on an actor: one of the shards of replay."""
+
+    def __init__(self, settings: ReplaySettings, number: int = 0) -> None:
+        self.settings = settings
+        self.buffer = settings.make(number)
+        # Numbers of rows that were drawn before the actor was restarted must not be taken for those of others.
+        self._from = random.SystemRandom().getrandbits(20) << 40
+
+    def insert(self, batch: Batch) -> Counts:
+        """Put rows in."""
+        self.buffer.insert(batch)
+        return self.counts()
+
+    def sample(self) -> Batch | None:
+        """Draw a batch; None, after a moment, as long as there are too few rows."""
+        if len(self.buffer) < self.settings.min_size:
+            time.sleep(_MOMENT)  # whoever asks will ask again: not thousands of times a second
+            return None
+        batch = self.buffer.sample(self.settings.batch_size)
+        batch["index"] += self._from
+        return batch
+
+    def update(self, index: Array, priorities: Array) -> None:
+        """Give rows that were drawn new priorities."""
+        ours = index >= self._from
+        ours &= index < self._from + self.buffer.next
+        self.buffer.update(index[ours] - self._from, np.asarray(priorities)[ours])
+
+    def counts(self) -> Counts:
+        """Return how many rows there were."""
+        return Counts(self.buffer.inserted, len(self.buffer), self.buffer.evicted)
+
+    def state(self) -> Any:
+        """Return what is needed to go on from here."""
+        return {"buffer": self.buffer.state(), "from": self._from}
+
+    def restore(self, state: Any) -> None:
+        """Go on from there."""
+        self.buffer.restore(state["buffer"])
+        self._from = state["from"]
+
+
+class _Ledger:
+    """What was put into one shard, and what it said of it."""
+
+    def __init__(self) -> None:
+        self.incarnation = 0
+        self.sent = self.evicted = 0  # in this life of the actor
+        self.out: deque[tuple[int, Future[Counts]]] = deque()
+
+
+class StoreToReplay:
+    """Puts every batch into one of the shards, in turn, and gives it on.
+
+    It does not wait: what is asked of a shard afterwards comes after. Rows of a shard whose actor died are counted as
+    lost, and it is passed over until it is back.
+    """
+
+    max_waiting = 4
+    """Batches that may be on their way to a shard."""
+
+    def __init__(self, shards: Sequence[Actor]) -> None:
+        if not shards:
+            raise ConfigError("replay needs at least one shard")
+        self.shards = shards
+        self.turn = 0
+        self._books = [_Ledger() for _ in shards]
+        self._evicted = self._lost = self._inserted = 0  # of lives that are over; the last of all
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Store what is in a batch but the figures of whole episodes."""
+        rows = {name: column for name, column in batch.items() if not name.startswith("episode_")}
+        num = rows_of(rows)
+        if num:
+            shard = self._next()
+            book = self._books[shard]
+            if len(book.out) >= self.max_waiting:
+                book.out[0][1].exception()  # waits
+                self._take_in(shard)
+            book.out.append((book.incarnation, send_msg(self.shards[shard], "insert", rows)))
+            book.sent += num
+            self._inserted += num
+        return batch
+
+    def _next(self) -> int:
+        """Return the shard whose turn it is, of those that live."""
+        for _ in self.shards:
+            shard, self.turn = self.turn, (self.turn + 1) % len(self.shards)
+            self._take_in(shard)
+            if self.shards[shard].alive:
+                return shard
+        raise FlowError(f"all {len(self.shards)} shards of replay are dead: {self.shards[0].error}")
+
+    def _take_in(self, shard: int) -> None:
+        """Look at what a shard has answered, and whether it is still the one that was."""
+        book, actor = self._books[shard], self.shards[shard]
+        while book.out and book.out[0][1].done():
+            incarnation, future = book.out.popleft()
+            error = future.exception()
+            if error is None:
+                book.evicted = future.result().evicted if incarnation == book.incarnation else book.evicted
+            elif not isinstance(error, ActorError):
+                raise error
+        if not actor.alive or actor.incarnation != book.incarnation:
+            self._evicted += book.evicted
+            self._lost += book.sent - book.evicted
+            book.sent = book.evicted = 0
+            book.incarnation = actor.incarnation
+
+    @property
+    def counts(self) -> Counts:
+        """What became of all rows, as far as the shards have told."""
+        for shard in range(len(self.shards)):
+            self._take_in(shard)
+        evicted = self._evicted + sum(book.evicted for book in self._books)
+        alive = sum(book.sent - book.evicted for book in self._books)
+        return Counts(self._inserted, alive, evicted, self._lost)
+
+    def state(self) -> Any:
+        """Return what is needed to go on from here, having waited for what is on its way."""
+        for book in self._books:
+            for _, future in book.out:
+                future.exception()
+        counts = self.counts
+        books = [(book.sent, book.evicted) for book in self._books]
+        return {"turn": self.turn, "counts": tuple(counts), "books": books, "over": (self._evicted, self._lost)}
+
+    def restore(self, state: Any) -> None:
+        """Go on from there, with shards that were restored too."""
+        self.turn, self._inserted = state["turn"], state["counts"][0]
+        self._evicted, self._lost = state["over"]
+        for book, actor, counted in zip(self._books, self.shards, state["books"], strict=True):
+            book.incarnation, (book.sent, book.evicted) = actor.incarnation, counted
+
+
+def parallel_replay(
+    shards: Sequence[Actor], *, in_step: bool = False, num_async: int = 2, policy: str = "restart"
+) -> Iter[Batch]:
+    """Make the stream of samples: of whichever shard is ready, or of all in step, one after the other.
+
+    A shard whose actor dies is restarted, empty (or as `policy` says); meanwhile samples come from the others.
+    """
+    many = create(shards, "sample").on_failure(policy, errors=False)
+    stream: Iter[Any] = many.gather_sync().flatten() if in_step else many.gather_async(num_async)
+    return stream.filter(has_rows)
+
+
+def has_rows(batch: Batch | None) -> bool:
+    """Whether a shard had something to give."""
+    return batch is not None
+
+
+class UpdatePriorities:
+    """Sends the priorities that a training step gave to the shard that its batch came from."""
+
+    def __call__(self, stats: TrainStats, *, envelope: Envelope = given) -> TrainStats:
+        """Send them, and give the figures on."""
+        if stats.priorities is None:
+            raise FlowError("the training step before UpdatePriorities gave no priorities")
+        if len(envelope.sources) != 1:
+            raise FlowError(f"priorities are of a batch of one shard, and this came from {len(envelope.sources)}")
+        actor = envelope.sources[0].actor
+        if actor is not None and actor.alive:
+            send_msg(actor, "update", *stats.priorities)
+        return stats
+
+
+def replay_limits(
+    samples_per_insert: float,
+    *,
+    batch_size: int,
+    min_size: int,
+    ahead: int,
+    store: str = "store",
+    replay: str = "replay",
+) -> list[RateLimit]:
+    """Return limits for a union of a stream that stores and one that draws, so that neither runs ahead of the other.
+
+    Args:
+        samples_per_insert: how often a row is drawn on average.
+        batch_size: rows of one sample.
+        min_size: rows that are stored before the first is drawn.
+        ahead: rows that may be stored beyond what drawing keeps up with.
+        store: the name of the branch that stores.
+        replay: that of the branch that draws.
+    """
+    if not samples_per_insert > 0:
+        raise ConfigError(f"samples_per_insert must be a number above 0, not {samples_per_insert!r}")
+    size = partial(rows_of, batch_size=batch_size)
+    ratio = samples_per_insert
+    return [
+        RateLimit(branch=replay, per=store, ratio=ratio, slack=-ratio * min_size, size=size),
+        RateLimit(branch=store, per=replay, ratio=1 / ratio, slack=min_size + ahead, size=size),
+    ]
+
+
+def rows_of(item: Any, batch_size: int = 0) -> int:
+    """Return how many rows a batch holds, or what a training step of a batch of that size used."""
+    if isinstance(item, TrainStats):
+        return item.num_steps or batch_size
+    column = next((column for name, column in item.items() if not name.startswith("episode_")), ())
+    while isinstance(column, dict):
+        column = next(iter(column.values()))
+    return len(column)

@@ -1,0 +1,310 @@
+"""Replay in flows: the same everywhere, bounded both ways, and honest about what it lost."""
+
+import os
+import signal
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raceway.engine import make_engine
+from raceway.engine._core import EngineCore
+from raceway.engine.base import Actor
+from raceway.envs import EnvSettings
+from raceway.errors import ConfigError, FlowError
+from raceway.flow import Iter, union, union_async
+from raceway.ops import (
+    ConcatBatches,
+    Counts,
+    ReplaySettings,
+    ReplayShard,
+    RolloutSettings,
+    RolloutWorker,
+    Sequences,
+    StoreToReplay,
+    TrainStats,
+    Transitions,
+    UpdatePriorities,
+    parallel_replay,
+    parallel_rollouts,
+    replay_limits,
+)
+from raceway.rl import Batch
+from tests.conftest import eventually
+from tests.engine.conftest import engines, make
+from tests.ops.worlds import Walk
+
+
+@pytest.fixture(params=("inline", "process", "ray"))
+def engine(request: pytest.FixtureRequest) -> Iterator[EngineCore]:
+    with make(request.param, request) as made:
+        yield made
+
+
+class Shard(ReplayShard):
+    """One that tells about itself."""
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def priorities(self) -> np.ndarray:
+        assert self.buffer.tree is not None
+        return self.buffer.tree.values.copy()
+
+
+def shards_of(engine: EngineCore, num: int = 2, **settings: Any) -> list[Actor]:
+    made = ReplaySettings(num_shards=num, **{"capacity": 100, "batch_size": 8, **settings})
+    return [engine.spawn(Shard, (made, number), name=f"replay-{number}") for number in range(num)]
+
+
+def rows(first: int, num: int) -> Batch:
+    return {"reward": np.arange(first, first + num, dtype=np.float32)}
+
+
+def batches(num: int, size: int = 10) -> Iter[Batch]:
+    return Iter.from_range(num).for_each(lambda number: rows(number * size, size))
+
+
+def plan(engine: EngineCore, num_workers: int) -> Iter[Batch]:
+    """Return a flow that plays, stores and draws, in step."""
+    settings = RolloutSettings(
+        env=EnvSettings(Walk), num_shards=4, slots_per_shard=2, seed=5, hidden=(8,), fragment_steps=6
+    )
+    workers = [engine.spawn(RolloutWorker, (settings,)) for _ in range(num_workers)]
+    shards = shards_of(engine, 3, capacity=150, alpha=0.6, seed=9)
+    store = (
+        parallel_rollouts(workers, settings)
+        .for_each(Transitions(0.9, n=3))
+        .gather_sync()
+        .for_each(ConcatBatches())
+        .for_each(StoreToReplay(shards))
+    )
+    limits = replay_limits(2, batch_size=8, min_size=90, ahead=60)
+    return union(store=store, replay=parallel_replay(shards, in_step=True), limits=limits, emit=["replay"])
+
+
+def told(flow: Iter[Batch], num: int) -> list[list[float]]:
+    return [[*batch["reward"].tolist(), *batch["discount"].tolist()] for batch in islice(flow, num)]
+
+
+@engines("process", "ray")
+def test_a_plan_in_step_draws_the_same_everywhere(engine: EngineCore) -> None:
+    with make_engine("inline") as inline:
+        wanted = told(plan(inline, 1), 25)
+    assert told(plan(engine, 2), 25) == wanted
+
+
+def test_neither_side_runs_ahead(engine: EngineCore) -> None:
+    shards = shards_of(engine)
+    stored = drawn = 0
+    limits = replay_limits(4, batch_size=8, min_size=30, ahead=20)
+    named = {
+        "store": batches(1000).for_each(StoreToReplay(shards)).for_each(lambda batch: ("store", len(batch["reward"]))),
+        "replay": parallel_replay(shards).for_each(lambda batch: ("replay", len(batch["reward"]))),
+    }
+    limits = [one.__class__(**{**vars(one), "size": lambda item: item[1]}) for one in limits]
+    for what, num in islice(union_async(**named, limits=limits), 200):
+        stored, drawn = stored + num * (what == "store"), drawn + num * (what == "replay")
+        assert drawn < 4 * (stored - 30) + 8 or drawn == 0
+        assert stored < drawn / 4 + 30 + 20 + 10
+    assert drawn > 100
+
+
+def test_rows_of_limits_are_told_by_batches_and_training_steps() -> None:
+    limit, _ = replay_limits(4, batch_size=8, min_size=30, ahead=20)
+    assert limit.size is not None
+    none = np.zeros(0)
+    assert limit.size({"episode_return": none, "obs": {"a": np.zeros((5, 2))}}) == 5
+    assert limit.size(TrainStats(num_steps=0, returns=none, lengths=none)) == 8
+    assert limit.size(TrainStats(num_steps=64, returns=none, lengths=none)) == 64
+
+
+def test_every_shard_is_stored_to_in_turn_and_episodes_are_left_out(engine: EngineCore) -> None:
+    shards = shards_of(engine, 3)
+    store = StoreToReplay(shards)
+    for number in range(4):
+        batch = rows(number, number + 1) | {"episode_return": np.array([3.0])}
+        assert store(batch) is batch
+    counts = [shard.call("counts").result() for shard in shards]
+    assert [one.inserted for one in counts] == [1 + 4, 2, 3]
+    assert store.counts == Counts(inserted=10, alive=10, evicted=0, lost=0)
+    store({"episode_return": np.array([3.0])})
+    store({"reward": np.zeros(0)})
+    assert store.counts.inserted == 10
+
+
+def test_samples_wait_for_rows(engine: EngineCore) -> None:
+    shards = shards_of(engine, 2, min_size=15)
+    run = parallel_replay(shards).start()
+    store = StoreToReplay(shards)
+    for number in range(4):
+        store(rows(10 * number, 10))
+    found = [next(run) for _ in range(6)]
+    assert all(len(batch["reward"]) == 8 for batch in found)
+    run.close()
+
+
+@engines("process", "ray")
+def test_a_shard_that_dies_is_counted_and_comes_back(engine: EngineCore) -> None:
+    shards = shards_of(engine, 2, capacity=40)
+    store = StoreToReplay(shards)
+    for number in range(7):  # 4 batches of 10 to the first, which holds 20, and 3 to the second
+        store(rows(10 * number, 10))
+    assert [shard.call("counts").result().alive for shard in shards] == [20, 20]
+    assert store.counts == Counts(inserted=70, alive=40, evicted=30, lost=0)
+    run = parallel_replay(shards).start()
+    next(run)
+    os.kill(shards[0].call("pid").result(), signal.SIGKILL)
+    assert eventually(lambda: (engine.glance(), not shards[0].alive or shards[0].incarnation)[1])
+    second = [next(run) for _ in range(20)]
+    assert {int(batch["reward"][0]) // 10 % 2 for batch in second[-8:]} == {1}, "they come from the other"
+    assert store.counts == Counts(inserted=70, alive=20, evicted=30, lost=20)
+    for number in range(8):
+        store(rows(1000 + 10 * number, 10))
+    assert eventually(lambda: any(batch["reward"][0] >= 1000 for batch in [next(run) for _ in range(8)]))
+    counts = store.counts
+    assert counts.inserted == 150 == counts.alive + counts.evicted + counts.lost
+    assert counts.lost == 20
+    assert shards[0].incarnation == 1
+    assert shards[0].call("counts").result().alive > 0, "it is stored to again"
+    run.close()
+
+
+@engines("process")
+def test_with_every_shard_dead_there_is_an_error(engine: EngineCore) -> None:
+    (shard,) = shards_of(engine, 1)
+    store = StoreToReplay([shard])
+    store(rows(0, 10))
+    engine.kill(shard)
+    with pytest.raises(FlowError, match="all 1 shards of replay are dead"):
+        store(rows(10, 10))
+    assert store.counts == Counts(inserted=10, alive=0, evicted=0, lost=10)
+
+
+def test_rows_that_do_not_fit_are_told(engine: EngineCore) -> None:
+    (shard,) = shards_of(engine, 1)
+    store = StoreToReplay([shard])
+    store(rows(0, 3))
+    store({"obs": np.zeros(3)})
+    shard.call("counts").result()  # by then it has answered
+    with pytest.raises(ConfigError, match="replay holds the columns"):
+        store(rows(3, 1))
+
+
+def test_priorities_reach_the_shard_that_the_batch_came_from(engine: EngineCore) -> None:
+    shards = shards_of(engine, 2, capacity=20, alpha=1.0)
+    store = StoreToReplay(shards)
+    for number in range(2):
+        store(rows(10 * number, 10))
+    none = np.zeros(0)
+
+    def train(batch: Batch) -> TrainStats:
+        """Give every row its reward as the priority."""
+        return TrainStats(num_steps=0, returns=none, lengths=none, priorities=(batch["index"], batch["reward"]))
+
+    trained = parallel_replay(shards, num_async=1).for_each(train).for_each(UpdatePriorities())
+    for _ in islice(trained, 60):
+        pass
+    for first, shard in zip((0, 10), shards, strict=True):
+        found = shard.call("priorities").result()
+        drawn = found != 1  # at least once: at first all have 1
+        assert drawn.sum() >= 7
+        np.testing.assert_allclose(found[drawn], np.arange(first, first + 10)[drawn], atol=1e-4)
+
+
+def test_numbers_of_rows_of_another_life_are_not_taken_for_its_own() -> None:
+    settings = ReplaySettings(capacity=10, batch_size=4, alpha=1.0)
+    before, after = Shard(settings), Shard(settings)
+    for shard in (before, after):
+        shard.insert(rows(0, 10))
+    batch = before.sample()
+    assert batch is not None
+    after.update(batch["index"], np.full(4, 9.0))
+    assert after.priorities().tolist() == [1.0] * 10
+    before.update(batch["index"], np.full(4, 9.0))
+    assert before.priorities().max() == pytest.approx(9)
+
+
+def test_priorities_need_one_source_and_a_value(engine: EngineCore) -> None:
+    shards = shards_of(engine, 2, alpha=1.0)
+    store = StoreToReplay(shards)
+    store(rows(0, 10))
+    store(rows(10, 10))
+    stats = TrainStats(num_steps=0, returns=np.zeros(0), lengths=np.zeros(0))
+    with pytest.raises(FlowError, match="gave no priorities"):
+        next(iter(parallel_replay(shards).for_each(lambda _: stats).for_each(UpdatePriorities())))
+    stats.priorities = (np.zeros(1, int), np.zeros(1))
+    both = parallel_replay(shards, in_step=True).batch(2).for_each(lambda _: stats).for_each(UpdatePriorities())
+    with pytest.raises(FlowError, match="this came from 2"):
+        next(iter(both))
+
+
+def test_goes_on_exactly_from_a_state(engine: EngineCore) -> None:
+    wanted, store = [], StoreToReplay(shards := shards_of(engine, 2, capacity=30, alpha=0.5, seed=4))
+
+    def play(store: StoreToReplay, shards: list[Actor], first: int) -> list[Any]:
+        found = []
+        for number in range(first, first + 5):
+            store(rows(7 * number, 7))
+            for shard in shards:
+                batch = shard.call("sample").result()
+                found += [] if batch is None else [batch["reward"].tolist(), batch["weight"].tolist()]
+                if batch is not None:
+                    shard.call("update", batch["index"], batch["reward"] + 1).result()
+        return found
+
+    play(store, shards, 0)
+    states = [shard.call("state").result() for shard in shards], store.state()
+    wanted = play(store, shards, 5)
+    shards = shards_of(engine, 2, capacity=30, alpha=0.5, seed=77)
+    store = StoreToReplay(shards)
+    for shard, state in zip(shards, states[0], strict=True):
+        shard.call("restore", state).result()
+    store.restore(states[1])
+    assert play(store, shards, 5) == wanted
+    counts = store.counts
+    assert counts.inserted == 70 == counts.alive + counts.evicted
+
+
+def test_operators_hold_back_what_is_not_complete() -> None:
+    def fragment(first: int) -> Batch:
+        obs = np.arange(first, first + 3, dtype=np.float32)[:, None]
+        none = np.zeros((3, 1), bool)
+        return {"obs": obs, "action": obs, "reward": obs, "terminated": none, "truncated": none,
+                "last_obs": obs[-1] + 1, "final_obs": obs[:0, 0], "episode_return": np.zeros(0)}  # fmt: skip
+
+    for make_op in (lambda: Transitions(1.0, n=2), lambda: Sequences(2)):
+        op, other = make_op(), make_op()
+        first = op(fragment(0))
+        assert "episode_return" in first
+        assert first["obs"].tolist() in ([0, 1], [[0, 1]])
+        other.restore(op.state())
+        assert other(fragment(3))["obs"].tolist() == op(fragment(3))["obs"].tolist()
+    assert Sequences(5)(fragment(0)).keys() == {"episode_return"}, "there is none yet"
+    with pytest.raises(ConfigError, match="cannot share 4"):
+        Sequences(4, overlap=4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"capacity": 3, "num_shards": 4}, "4 shards cannot share a capacity of 3"),
+        ({"capacity": 10, "num_shards": 2, "min_size": 6}, "never has min_size 6"),
+        ({"capacity": 0}, "capacity must be a whole number"),
+        ({"capacity": 10, "batch_size": -1}, "batch_size must be a whole number"),
+    ],
+)
+def test_settings_that_cannot_be(settings: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ReplaySettings(**settings)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="at least one shard"):
+        StoreToReplay([])
+    with pytest.raises(ConfigError, match="samples_per_insert must be a number above 0"):
+        replay_limits(0, batch_size=1, min_size=1, ahead=1)
+
+
+def test_a_capacity_is_shared_without_rest() -> None:
+    settings = ReplaySettings(capacity=11, num_shards=3)
+    assert [settings.make(number).capacity for number in range(3)] == [4, 4, 3]

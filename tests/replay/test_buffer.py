@@ -1,0 +1,209 @@
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raceway.errors import ConfigError, ReplayEmpty
+from raceway.replay import Replay
+from raceway.rl import Batch
+from tests.replay.test_frames import film, stacks_of
+
+
+def rows(first: int, num: int) -> Batch:
+    numbers = np.arange(first, first + num)
+    nested = {"a": numbers.astype(np.float32), "b": np.stack([numbers, -numbers], 1)}
+    return {"obs": nested, "reward": numbers.astype(np.float32)}
+
+
+def chi_square(found: np.ndarray, expected: np.ndarray) -> float:
+    """Return how many deviations the statistic lies above its mean: for many degrees of freedom nearly normal."""
+    degrees = len(expected) - 1
+    return float((((found - expected) ** 2 / expected).sum() - degrees) / np.sqrt(2 * degrees))
+
+
+@given(st.integers(1, 12), st.lists(st.integers(0, 30), max_size=8))
+def test_holds_the_newest(capacity: int, sizes: list[int]) -> None:
+    replay, total = Replay(capacity), 0
+    for size in sizes:
+        replay.insert(rows(total, size))
+        total += size
+        assert (replay.inserted, len(replay)) == (total, min(total, capacity))
+        assert replay.inserted == len(replay) + replay.evicted
+    if total:
+        batch = replay.sample(300)
+        np.testing.assert_array_equal(batch["reward"], batch["index"])
+        np.testing.assert_array_equal(batch["obs"]["b"], np.stack([batch["index"], -batch["index"]], 1))
+        assert set(batch["index"]) <= set(range(max(total - capacity, 0), total))
+
+
+def test_every_row_is_equally_likely() -> None:
+    replay = Replay(1000, seed=3)
+    for begin, size in ((0, 700), (700, 1), (701, 650)):
+        replay.insert(rows(begin, size))
+    found = np.concatenate([replay.sample(1000)["index"] for _ in range(200)])
+    counts = np.bincount(found - 351, minlength=1000)
+    assert len(counts) == 1000
+    assert abs(chi_square(counts, np.full(1000, 200.0))) < 5
+
+
+def test_rows_are_as_likely_as_their_priorities_say() -> None:
+    replay = Replay(64, seed=1, alpha=0.5, beta=1.0)
+    replay.insert(rows(0, 100))
+    numbers = np.arange(36, 100)
+    priorities = (numbers - 35.0) ** 2
+    replay.update(numbers, priorities)
+    found = np.concatenate([replay.sample(64)["index"] for _ in range(2000)])
+    likely = np.sqrt(priorities + 1e-6)
+    counts = np.bincount(found - 36, minlength=64)
+    # Drawn in strata, so that they scatter less than by chance alone.
+    assert chi_square(counts, len(found) * likely / likely.sum()) < 5
+    batch = replay.sample(64)
+    expected = 1 / likely[batch["index"] - 36]
+    np.testing.assert_allclose(batch["weight"], expected / expected.max(), rtol=1e-5)
+
+
+def test_new_rows_have_the_highest_priority_so_far_or_their_own() -> None:
+    replay = Replay(8, alpha=1.0)
+    replay.insert(rows(0, 2))
+    replay.update(np.array([1]), np.array([5.0]))
+    replay.insert(rows(2, 1))
+    replay.insert(rows(3, 2), priorities=np.array([2.0, 0.0]))
+    np.testing.assert_allclose(replay.tree.values[:5], [1, 5, 5, 2, 0], atol=1e-5)  # type: ignore[union-attr]
+    assert replay.tree.values[4] > 0, "it can still be drawn"  # type: ignore[union-attr]
+
+
+def test_priorities_of_rows_that_have_left_are_passed_over() -> None:
+    replay = Replay(4, alpha=1.0)
+    replay.insert(rows(0, 6))
+    before = replay.tree.values.copy()  # type: ignore[union-attr]
+    replay.update(np.array([0, 1]), np.array([9.0, 9.0]))
+    np.testing.assert_array_equal(replay.tree.values, before)  # type: ignore[union-attr]
+    assert replay.highest == 1
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -0.5])
+def test_priorities_are_numbers_from_zero(bad: float) -> None:
+    replay = Replay(4, alpha=1.0)
+    replay.insert(rows(0, 4))
+    with pytest.raises(ConfigError, match=f"not {bad}"):
+        replay.update(np.array([0, 1]), np.array([1.0, bad]))
+    assert replay.tree.total == 4, "nothing has changed"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("settings", [{}, {"alpha": 0.6}, {"stacked": True}, {"alpha": 0.6, "stacked": True}], ids=str)
+@pytest.mark.parametrize("before", [0, 5, 35])
+def test_goes_on_exactly_from_a_state(settings: dict[str, Any], before: int) -> None:
+    stacks = stacks_of(film(60))
+    batch = {"obs": stacks[:-1], "next_obs": stacks[1:], "reward": np.arange(59.0)}
+
+    def part(begin: int, end: int) -> Batch:
+        return {name: column[begin:end] for name, column in batch.items()}
+
+    one, two = Replay(20, seed=1, **settings), Replay(20, seed=2, **settings)
+    one.insert(part(0, before))
+    if before and "alpha" in settings:
+        one.update(one.sample(4)["index"], np.arange(4.0))
+    two.restore(one.state())
+    for replay in (one, two):
+        replay.insert(part(before, before + 10))
+    for _ in range(3):
+        found, wanted = two.sample(16), one.sample(16)
+        assert found.keys() == wanted.keys()
+        for name in found:
+            np.testing.assert_array_equal(found[name], wanted[name])
+    assert (two.inserted, two.evicted) == (one.inserted, one.evicted)
+
+
+def test_a_state_is_not_changed_by_what_follows() -> None:
+    replay = Replay(4)
+    replay.insert(rows(0, 4))
+    state = replay.state()
+    replay.insert(rows(4, 4))
+    assert state["columns"]["reward"].tolist() == [0, 1, 2, 3]
+
+
+def test_a_state_of_another_size_is_refused() -> None:
+    replay = Replay(8)
+    replay.insert(rows(0, 8))
+    with pytest.raises(ConfigError, match="another capacity than 4"):
+        Replay(4).restore(replay.state())
+
+
+@given(st.integers(4, 40), st.lists(st.integers(0, 25), min_size=1, max_size=8), st.integers(0, 2**32 - 1))
+def test_frames_stored_once_give_the_same_samples(capacity: int, sizes: list[int], seed: int) -> None:
+    """Rows may leave a little earlier for want of frames, so that what is left is compared."""
+    random = np.random.default_rng(seed)
+    plain, frames = Replay(capacity), Replay(capacity, stacked=True)
+    for number, size in enumerate(sizes):
+        stacks = stacks_of(film(size + 1, seed=number + 1))
+        batch = {"obs": stacks[:-1], "next_obs": stacks[1:], "action": random.integers(0, 4, size)}
+        plain.insert(batch)
+        frames.insert(batch)
+    if not len(frames):
+        return
+    assert len(frames) == len(plain), "there is room enough for so few"
+    one, other = plain.sample(100), frames.sample(100)
+    for name in one:
+        np.testing.assert_array_equal(other[name], one[name])
+
+
+def test_frames_take_the_room_of_one_a_row() -> None:
+    replay, num = Replay(3000, stacked=True), 6000
+    stacks = stacks_of(film(num + 1), size=4)
+    for begin in range(0, num, 100):
+        replay.insert({"obs": stacks[begin : begin + 100], "next_obs": stacks[begin + 1 : begin + 101]})
+    assert len(replay) == 3000
+    assert replay.frames is not None
+    assert replay.frames.next == num + 1, "each once"
+    assert len(replay.frames.frames) < 1.8 * 3000
+
+
+def test_rows_leave_when_their_frames_do() -> None:
+    """Frames that are all different: two for every row, for which there is no room."""
+    replay = Replay(4000, stacked=True, alpha=1.0)
+    shots = film(16_000).reshape(8000, 1, 2, -1)
+    for begin in range(0, 8000, 50):
+        replay.insert({"obs": shots[begin : begin + 50, :, 0], "next_obs": shots[begin : begin + 50, :, 1]})
+    assert 2000 < len(replay) < 3800
+    assert replay.inserted == len(replay) + replay.evicted
+    batch = replay.sample(500)
+    np.testing.assert_array_equal(batch["obs"], shots[batch["index"], :, 0])
+    np.testing.assert_array_equal(batch["next_obs"], shots[batch["index"], :, 1])
+    assert batch["index"].min() >= replay.first
+
+
+def test_nothing_can_be_drawn_before_there_is_something() -> None:
+    with pytest.raises(ReplayEmpty, match="Insert rows first"):
+        Replay(5).sample(1)
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ({"obs": np.zeros((2, 3))}, r"holds the columns \['obs', 'reward'\], and these are \['obs'\]"),
+        ({"obs": np.zeros((2, 4)), "reward": np.zeros(2)}, r"rows of 'obs' of shape \(3,\).*shape \(4,\)"),
+        ({"obs": np.zeros((2, 3), np.float32), "reward": np.zeros(2)}, "type float64, and these are .* type float32"),
+        ({"obs": np.zeros((2, 3)), "reward": np.zeros(3)}, r"one length, not \[2, 3\]"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(batch: Batch, message: str) -> None:
+    replay = Replay(5)
+    replay.insert({"obs": np.ones((2, 3)), "reward": np.ones(2)})
+    with pytest.raises(ConfigError, match=message):
+        replay.insert(batch)
+    assert replay.sample(20)["obs"].min() == 1, "nothing has changed"
+
+
+def test_settings_that_cannot_be() -> None:
+    with pytest.raises(ConfigError, match="capacity must be a whole number"):
+        Replay(0)
+    with pytest.raises(ConfigError, match="alpha must be a number from 0 to 1, not 2"):
+        Replay(1, alpha=2)
+    with pytest.raises(ConfigError, match="has no priorities"):
+        Replay(1).update(np.zeros(1, int), np.ones(1))
+    with pytest.raises(ConfigError, match=r"'obs' is of shape \(2, 3\)"):
+        Replay(5, stacked=True).insert({"obs": np.zeros((2, 3))})
+    with pytest.raises(ConfigError, match="a mapping of"):
+        Replay(5, stacked=True).insert({"obs": {"a": np.zeros((2, 3, 4))}})
