@@ -79,6 +79,21 @@ def torchrl_buffer(prioritised: bool) -> tuple[Any, Any]:
     return buffer, batch
 
 
+def has_trees() -> bool:
+    """Whether TorchRL's extension can be loaded: it is built for one version of torch, and needed for priorities."""
+    from torchrl.data.replay_buffers import samplers
+
+    return samplers.SumSegmentTreeFp32 is not None
+
+
+def kinds() -> list[bool]:
+    """Return which buffers can be compared: uniform ones, and those with priorities."""
+    if not has_trees():
+        print(f"TorchRL's extension does not load with torch {torch.__version__}: priorities are not compared")
+        return [False]
+    return [False, True]
+
+
 def buffer_sides(prioritised: bool) -> dict[str, dict[str, Side]]:
     """Return inserting, drawing, and drawing with new priorities, on both sides."""
     theirs, their_batch = torchrl_buffer(prioritised)
@@ -117,7 +132,7 @@ def buffer_sides(prioritised: bool) -> dict[str, dict[str, Side]]:
 def in_process(report: Report, blocks: int, length: float) -> None:
     """Compare with TorchRL's buffers in one process."""
     with one_thread():
-        for prioritised in (False, True):
+        for prioritised in kinds():
             for what, sides in buffer_sides(prioritised).items():
                 found = rates(sides, blocks, length)
                 report.row(
@@ -131,7 +146,7 @@ def in_process(report: Report, blocks: int, length: float) -> None:
 
 def through_an_actor(report: Report, blocks: int, length: float) -> None:
     """Compare a shard on an actor, asked from here, with TorchRL's buffers in this process."""
-    for prioritised in (False, True):
+    for prioritised in kinds():
         theirs = buffer_sides(prioritised)
         with make_engine("process") as engine, one_thread():
             settings = ReplaySettings(capacity=CAPACITY, batch_size=ROWS, alpha=0.6 if prioritised else None)
@@ -169,6 +184,8 @@ def through_an_actor(report: Report, blocks: int, length: float) -> None:
 
 def sum_trees(report: Report, blocks: int, length: float) -> None:
     """Compare the trees of sums: TorchRL's binary one in C++, and the wide one in numpy."""
+    if not has_trees():
+        return
     from torchrl.data.replay_buffers.samplers import SumSegmentTreeFp32
 
     random = np.random.default_rng(0)
