@@ -2,7 +2,7 @@
 
 from raceway.ops.collect import Collector
 from raceway.ops.replay import (
-    Counts,
+    ReplayCounts,
     ReplaySettings,
     ReplayShard,
     Sequences,
@@ -21,8 +21,8 @@ __all__ = [
     "AddReturns",
     "Collector",
     "ConcatBatches",
-    "Counts",
     "Learner",
+    "ReplayCounts",
     "ReplaySettings",
     "ReplayShard",
     "ReportMetrics",

@@ -102,7 +102,7 @@ class ReplaySettings:
         return Replay(each + (number < rest), seed=int(seed.generate_state(1)[0]), **more)  # type: ignore[arg-type]
 
 
-class Counts(NamedTuple):
+class ReplayCounts(NamedTuple):
     """How many rows there were, and what became of them: inserted = alive + evicted + lost."""
 
     inserted: int
@@ -120,7 +120,7 @@ class ReplayShard:
         # Numbers of rows that were drawn before the actor was restarted must not be taken for those of others.
         self._from = random.SystemRandom().getrandbits(20) << 40
 
-    def insert(self, batch: Batch) -> Counts:
+    def insert(self, batch: Batch) -> ReplayCounts:
         """Put rows in."""
         self.buffer.insert(batch)
         return self.counts()
@@ -140,9 +140,9 @@ class ReplayShard:
         ours &= index < self._from + self.buffer.next
         self.buffer.update(index[ours] - self._from, np.asarray(priorities)[ours])
 
-    def counts(self) -> Counts:
+    def counts(self) -> ReplayCounts:
         """Return how many rows there were."""
-        return Counts(self.buffer.inserted, len(self.buffer), self.buffer.evicted)
+        return ReplayCounts(self.buffer.inserted, len(self.buffer), self.buffer.evicted)
 
     def state(self) -> Any:
         """Return what is needed to go on from here."""
@@ -160,7 +160,7 @@ class _Ledger:
     def __init__(self) -> None:
         self.incarnation = 0
         self.sent = self.evicted = 0  # in this life of the actor
-        self.out: deque[tuple[int, Future[Counts]]] = deque()
+        self.out: deque[tuple[int, Future[ReplayCounts]]] = deque()
 
 
 class StoreToReplay:
@@ -222,13 +222,13 @@ class StoreToReplay:
             book.incarnation = actor.incarnation
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> ReplayCounts:
         """What became of all rows, as far as the shards have told."""
         for shard in range(len(self.shards)):
             self._take_in(shard)
         evicted = self._evicted + sum(book.evicted for book in self._books)
         alive = sum(book.sent - book.evicted for book in self._books)
-        return Counts(self._inserted, alive, evicted, self._lost)
+        return ReplayCounts(self._inserted, alive, evicted, self._lost)
 
     def state(self) -> Any:
         """Return what is needed to go on from here, having waited for what is on its way."""

@@ -17,7 +17,7 @@ from raceway.errors import ConfigError, FlowError
 from raceway.flow import Iter, union, union_async
 from raceway.ops import (
     ConcatBatches,
-    Counts,
+    ReplayCounts,
     ReplaySettings,
     ReplayShard,
     RolloutSettings,
@@ -129,7 +129,7 @@ def test_every_shard_is_stored_to_in_turn_and_episodes_are_left_out(engine: Engi
         assert store(batch) is batch
     counts = [shard.call("counts").result() for shard in shards]
     assert [one.inserted for one in counts] == [1 + 4, 2, 3]
-    assert store.counts == Counts(inserted=10, alive=10, evicted=0, lost=0)
+    assert store.counts == ReplayCounts(inserted=10, alive=10, evicted=0, lost=0)
     store({"episode_return": np.array([3.0])})
     store({"reward": np.zeros(0)})
     assert store.counts.inserted == 10
@@ -153,14 +153,14 @@ def test_a_shard_that_dies_is_counted_and_comes_back(engine: EngineCore) -> None
     for number in range(7):  # 4 batches of 10 to the first, which holds 20, and 3 to the second
         store(rows(10 * number, 10))
     assert [shard.call("counts").result().alive for shard in shards] == [20, 20]
-    assert store.counts == Counts(inserted=70, alive=40, evicted=30, lost=0)
+    assert store.counts == ReplayCounts(inserted=70, alive=40, evicted=30, lost=0)
     run = parallel_replay(shards).start()
     next(run)
     os.kill(shards[0].call("pid").result(), signal.SIGKILL)
     assert eventually(lambda: (engine.glance(), not shards[0].alive or shards[0].incarnation)[1])
     second = [next(run) for _ in range(20)]
     assert {int(batch["reward"][0]) // 10 % 2 for batch in second[-8:]} == {1}, "they come from the other"
-    assert store.counts == Counts(inserted=70, alive=20, evicted=30, lost=20)
+    assert store.counts == ReplayCounts(inserted=70, alive=20, evicted=30, lost=20)
     for number in range(8):
         store(rows(1000 + 10 * number, 10))
     assert eventually(lambda: any(batch["reward"][0] >= 1000 for batch in [next(run) for _ in range(8)]))
@@ -180,7 +180,7 @@ def test_with_every_shard_dead_there_is_an_error(engine: EngineCore) -> None:
     engine.kill(shard)
     with pytest.raises(FlowError, match="all 1 shards of replay are dead"):
         store(rows(10, 10))
-    assert store.counts == Counts(inserted=10, alive=0, evicted=0, lost=10)
+    assert store.counts == ReplayCounts(inserted=10, alive=0, evicted=0, lost=10)
 
 
 def test_rows_that_do_not_fit_are_told(engine: EngineCore) -> None:
