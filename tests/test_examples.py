@@ -410,3 +410,25 @@ def test_the_documentation_shows_the_plans_as_they_are(tmp_path: Path) -> None:
         drawn, kept = (tmp_path / f"{name}.svg").read_text(), (ROOT / f"docs/images/plans/{name}.svg").read_text()
         # The tooltips have line numbers in them, which other edits of the file may move.
         assert re.sub(r"main\.py:\d+", "", drawn) == re.sub(r"main\.py:\d+", "", kept)
+
+
+# Replay.
+
+
+REPLAY = "examples/replay/main.py"
+
+
+@pytest.mark.parametrize("engine", ["process", "ray"])
+def test_replay_trains_the_same_everywhere(engine: str) -> None:
+    short = [REPLAY, "--steps", "3000", "--engine"]
+    here, there = run(*short, "inline"), run(*short, engine)
+    assert here.returncode == there.returncode == 0, here.stderr + there.stderr
+    assert re.search(r"weights [0-9a-f]{16}\n$", here.stdout)
+    assert there.stdout == here.stdout
+
+
+def test_replay_learns() -> None:
+    done = run(REPLAY, "--engine", "inline", "--steps", "20000")
+    means = [float(mean) for mean in re.findall(r"episodes +([\d.]+)", done.stdout)]
+    assert len(means) == 4, done.stdout + done.stderr
+    assert means[-1] > 80 > 40 > means[0]
