@@ -32,9 +32,13 @@ from raceway.ops import (
     replay_limits,
 )
 from raceway.rl import Batch
+from tests import conftest as above
 from tests.conftest import eventually
 from tests.engine.conftest import engines, make
 from tests.ops.worlds import Walk
+
+# These start processes: here each test is watched again.
+no_leaks = pytest.fixture(above.no_leaks.__wrapped__, autouse=True, name="no_leaks")  # type: ignore[attr-defined]
 
 
 @pytest.fixture(params=("inline", "process", "ray"))
@@ -204,9 +208,13 @@ def test_priorities_reach_the_shard_that_the_batch_came_from(engine: EngineCore)
         """Give every row its reward as the priority."""
         return TrainStats(num_steps=0, returns=none, lengths=none, priorities=(batch["index"], batch["reward"]))
 
-    trained = parallel_replay(shards, num_async=1).for_each(train).for_each(UpdatePriorities())
-    for _ in islice(trained, 60):
-        pass
+    run = parallel_replay(shards, num_async=1).for_each(train).for_each(UpdatePriorities()).start()
+    drawn_from = [0, 0]
+    while min(drawn_from) < 30:
+        next(run)
+        assert run.envelope is not None
+        drawn_from[run.envelope.sources[0].shard] += 1
+    run.close()
     for first, shard in zip((0, 10), shards, strict=True):
         found = shard.call("priorities").result()
         drawn = found != 1  # at least once: at first all have 1
