@@ -326,9 +326,7 @@ def plain_program(iterations: int = 20) -> float:
 
     env = gym.make("CartPole-v1")
     torch.manual_seed(0)
-    network = torch.nn.Sequential(
-        torch.nn.Linear(4, 128), torch.nn.ReLU(), torch.nn.Linear(128, 128), torch.nn.ReLU(), torch.nn.Linear(128, 2)
-    )
+    network = torch.nn.Sequential(torch.nn.Linear(4, 128), torch.nn.ReLU(), torch.nn.Linear(128, 2))
     module = tensordict.nn.TensorDictModule(network, in_keys=["observation"], out_keys=["action_value"])
     actor = QValueActor(module, spec=OneHot(2), in_keys=["observation"])
     loss_module = DQNLoss(actor, action_space="one-hot", delay_value=True)
