@@ -312,6 +312,85 @@ def test_compaction_bounds_a_read(rr: Runner) -> None:
     assert rr.get_object(ref, lambda base, patches: (len(base), patches)) == (3000, ["last"])
 
 
+def test_a_bounded_object_keeps_its_newest_patches(rr: Runner) -> None:
+    ref = rr.put_object(["base"], max_size=3)
+    for number in range(10):
+        rr.patch_object(ref, number)
+        assert rr.get_object(ref, concatenated) == ["base", *range(max(number - 2, 0), number + 1)]
+
+
+def test_patches_of_a_bounded_object_have_sizes(rr: Runner) -> None:
+    ref = rr.put_object([], max_size=5)
+    kept = []
+    for name, size in (("a", 2), ("b", 2), ("c", 2), ("d", 1), ("e", 9), ("f", 0), ("g", 4), ("h", 1)):
+        rr.patch_object(ref, name, size)
+        kept.append("".join(rr.get_object(ref, concatenated)))
+    # As few as have five together, the last ones; fewer only while there are not so many.
+    assert kept == ["a", "ab", "abc", "bcd", "e", "ef", "efg", "gh"]
+
+
+def test_a_reader_that_missed_patches_goes_on_with_those_that_are_left(rr: Runner) -> None:
+    ref = rr.put_object(["base"], max_size=3)
+    holder, reader = {"ref": ref}, rr.service(Reader())
+    rr.patch_object(ref, 0)
+    assert rr.get(reader.read(holder)) == ["base", 0]
+    for number in range(1, 8):
+        rr.patch_object(ref, number)
+    assert rr.get(reader.read(holder)) == ["base", 5, 6, 7]
+    rr.patch_object(ref, 8)
+    assert rr.get(reader.read(holder)) == ["base", 6, 7, 8]
+    assert rr.get(reader.same_base()), "the base was read once"
+    assert rr.get(rr.service(Reader()).read(holder)) == ["base", 6, 7, 8], "one that reads for the first time"
+
+
+def test_a_bounded_object_is_replaced_and_compacted(rr: Runner) -> None:
+    ref = rr.put_object(["base"], max_size=2)
+    for number in range(5):
+        rr.patch_object(ref, number)
+    rr.compact_object(ref, concatenated)
+    assert rr.get_object(ref) == ["base", 3, 4]
+    for number in range(5, 8):
+        rr.patch_object(ref, number)
+    assert rr.get_object(ref, concatenated) == ["base", 3, 4, 6, 7], "what is part of the base stays"
+    rr.update_object(ref, ["new"])
+    assert rr.get_object(ref) == ["new"]
+    for number in range(3):
+        rr.patch_object(ref, number)
+    assert rr.get_object(ref, concatenated) == ["new", 1, 2], "the bound holds on"
+
+
+def test_bounded_objects_in_workers(rr: Runner) -> None:
+    ref = rr.get(rr.service(lambda: [rr.put_object([], max_size=4)])())[0]
+    append = rr.service(lambda box, value, size: patch_object(box["ref"], value, size) and 0)
+    for number in range(6):
+        rr.get(append({"ref": ref}, number, 2))
+    assert rr.get_object(ref, concatenated) == [4, 5]
+    assert rr.get(rr.service(Reader()).read({"ref": ref})) == [4, 5]
+
+
+def test_dropped_patches_are_freed(rr: Runner) -> None:
+    ref = rr.put_object([], max_size=10)
+    holder, reader = {"ref": ref}, rr.service(Reader())
+    for number in range(200):
+        rr.patch_object(ref, np.full(10_000, number))
+        if number % 7 == 0:
+            rr.get(reader.read(holder))
+    assert [int(array[0]) for array in rr.get(reader.read(holder))] == list(range(190, 200))
+
+    def few_are_stored() -> bool:
+        rr.get(reader.same_base())
+        rr.put_object(0)
+        return len(rr._hub.engine._stored) < 20
+
+    assert eventually(few_are_stored), f"{len(rr._hub.engine._stored)} values are stored"
+
+
+@pytest.mark.parametrize("max_size", [0, -1, float("nan")])
+def test_an_object_cannot_be_bounded_to_nothing(max_size: float) -> None:
+    with Runner("bad", engine="inline") as rr, pytest.raises(ConfigError, match="max_size must be a number above 0"):
+        rr.put_object([], max_size=max_size)
+
+
 def test_an_object_that_nobody_refers_to_is_freed(rr: Runner) -> None:
     service = rr.service(Reader())
     ref = rr.put_object(np.ones(100_000))

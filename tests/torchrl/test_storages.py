@@ -1,0 +1,450 @@
+"""The storages, alone and in TorchRL's replay buffers."""
+
+import gc
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.data import (
+    PrioritizedSampler,
+    ReplayBuffer,
+    SamplerWithoutReplacement,
+    TensorDictMaxValueWriter,
+    TensorDictReplayBuffer,
+)
+from torchrl.data.replay_buffers.samplers import RandomSampler, prioritized
+
+from raceway.errors import ConfigError, ReplayEmpty, SerializationError
+from raceway.runner import Runner
+from raceway.torchrl import LocalStorage, ObjectStorage
+from tests.conftest import GENEROUS
+from tests.torchrl.conftest import Make
+from tests.torchrl.services import Holder, append_many
+
+
+def rows(*numbers: int) -> TensorDict:
+    """Rows that are known by their numbers."""
+    number = torch.tensor(numbers)
+    return TensorDict({"number": number, "next": {"half": number[:, None] / 2}}, [len(numbers)])
+
+
+def numbers(found: TensorDict) -> list[int]:
+    assert torch.equal(found["next", "half"].squeeze(-1) * 2, found["number"].float())
+    return found["number"].tolist()
+
+
+# In a replay buffer.
+
+
+def test_a_replay_buffer(make: Make) -> None:
+    buffer = ReplayBuffer(storage=make(5), sampler=RandomSampler(), batch_size=8)
+    assert len(buffer) == 0
+    assert buffer.extend(rows(0, 1, 2)).tolist() == [0, 1, 2]
+    assert buffer.add(rows(3)[0]) == 3
+    assert len(buffer) == 4
+    sample = buffer.sample()
+    assert sample.shape == (8,)
+    assert set(numbers(sample)) <= {0, 1, 2, 3}
+    assert numbers(buffer[:]) == [0, 1, 2, 3]
+    assert buffer.extend(rows(4, 5, 6)).tolist() == [4, 0, 1]
+    assert numbers(buffer[:]) == [5, 6, 2, 3, 4]
+    drawn = {number for _ in range(20) for number in numbers(buffer.sample())}
+    assert drawn == {2, 3, 4, 5, 6}
+    assert "(5 rows seen, max_size=5)" in repr(buffer)
+
+
+def test_what_is_returned_by_extend_is_where_the_rows_are(make: Make) -> None:
+    buffer, number, random = ReplayBuffer(storage=make(10)), 0, np.random.default_rng(0)
+    for size in [*random.integers(1, 10, 50), 10, 25, 3, 40, 1]:
+        batch = rows(*range(number, number := number + int(size)))
+        index = buffer.extend(batch)
+        last = slice(-min(len(batch), 10), None)
+        if random.random() < 0.5 or len(batch) >= 10:
+            assert numbers(buffer[index[last]]) == numbers(batch[last])
+            assert set(numbers(buffer[:])) == set(range(max(number - 10, 0), number))
+
+
+@pytest.mark.parametrize("kind", ["tensordict", "dict", "tensors", "bare"])
+def test_kinds_of_data(kind: str, make: Make) -> None:
+    buffer = ReplayBuffer(storage=make(4))
+    given = {
+        "tensordict": TensorDict({"a": torch.arange(3)}, [3]),
+        "dict": {"a": np.arange(3)},
+        "tensors": [TensorDict({"a": torch.tensor(n)}) for n in range(3)],
+        "bare": torch.arange(3),
+    }[kind]
+    buffer.extend(given)
+    found = buffer[:] if kind == "bare" else buffer[:]["a"]
+    assert found.tolist() == [0, 1, 2]
+    assert found.dtype == torch.int64
+    one = buffer[1] if kind == "bare" else buffer[1]["a"]
+    assert one == 1
+
+
+def test_other_samplers(make: Make) -> None:
+    buffer = ReplayBuffer(storage=make(6), sampler=SamplerWithoutReplacement(), batch_size=3)
+    buffer.extend(rows(*range(8)))
+    drawn = [*numbers(buffer.sample()), *numbers(buffer.sample())]
+    assert sorted(drawn) == [2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.skipif(prioritized.SumSegmentTreeFp32 is None, reason="TorchRL was built for another torch: no sum tree")
+def test_priorities(make: Make) -> None:
+    buffer = TensorDictReplayBuffer(storage=make(4), sampler=PrioritizedSampler(4, alpha=1.0, beta=1.0), batch_size=50)
+    buffer.extend(rows(*range(6)))  # 4 5 2 3
+    sample = buffer.sample()
+    sample["td_error"] = (sample["number"] == 5).float() + 1e-9
+    buffer.update_tensordict_priority(sample)
+    assert 5 in numbers(sample)
+    assert set(numbers(buffer.sample())) == {5}
+
+
+# Rows.
+
+
+@pytest.mark.parametrize(
+    ("index", "wanted"),
+    [
+        (0, 5),
+        (-1, 4),
+        (slice(None), [5, 6, 2, 3, 4]),
+        (slice(1, 4, 2), [6, 3]),
+        (slice(-2, None), [3, 4]),
+        (range(1, 3), [6, 2]),
+        ([4, 0, 0], [4, 5, 5]),
+        (torch.tensor([4, 1]), [4, 6]),
+        (torch.tensor([-1]), [4]),
+        (np.array([2]), [2]),
+    ],
+    ids=repr,
+)
+def test_rows_by_index(index: object, wanted: object, make: Make) -> None:
+    storage = make(5)
+    storage.append(rows(*range(7)))
+    found = storage.get(index)
+    assert found["number"].tolist() == wanted
+    assert storage[index]["number"].tolist() == wanted
+
+
+def test_rows_that_are_not_there(make: Make) -> None:
+    storage = make(5)
+    with pytest.raises(ReplayEmpty, match="no rows yet"):
+        storage.get(slice(None))
+    storage.append(rows(0, 1, 2))
+    assert len(storage) == 3
+    for index in (3, [0, 3], torch.tensor([4]), -4):
+        with pytest.raises(IndexError):
+            storage.get(index)
+    assert 2 in storage
+    assert 3 not in storage
+    assert storage.contains(torch.tensor([0, 3])).tolist() == [True, False]
+
+
+def test_nothing_to_sample(make: Make) -> None:
+    storage = make(5)
+    with pytest.raises(RuntimeError, match="empty storage"):
+        ReplayBuffer(storage=storage, batch_size=2).sample()
+    with pytest.raises(ReplayEmpty, match="nothing to sample"):
+        storage._rand_given_ndim(3)
+
+
+def test_the_newest_rows_stay(make: Make) -> None:
+    random = np.random.default_rng(1)
+    for max_size in (1, 2, 7, 50):
+        storage, number = make(max_size), 0
+        for size in random.integers(1, 2 * max_size + 2, 40).tolist():
+            storage.append(rows(*range(number, number := number + size)))
+            if random.random() < 0.5:
+                kept = range(max(number - max_size, 0), number)
+                assert len(storage) == len(kept)
+                assert sorted(numbers(storage[:])) == list(kept)
+
+
+def test_what_was_read_does_not_change_what_was_given(make: Make) -> None:
+    storage, given = make(3), np.zeros(3)
+    storage.append({"a": given})
+    given[:] = 7
+    assert storage[:]["a"].tolist() == [0, 0, 0]
+    sample = storage.get([0, 1])
+    sample["a"][:] = 9
+    assert storage[:]["a"].tolist() == [0, 0, 0]
+
+
+def test_every_row_is_equally_likely(make: Make) -> None:
+    """After wrapping around, with patches of many sizes, some larger than the storage."""
+    storage, number, random = make(97), 0, np.random.default_rng(2)
+    buffer = ReplayBuffer(storage=storage, sampler=RandomSampler(), generator=torch.Generator().manual_seed(0))
+    for size in [*random.integers(1, 60, 30).tolist(), 150, 1, 33]:
+        storage.append(rows(*range(number, number := number + size)))
+        if random.random() < 0.3:
+            len(storage)
+    counts = np.zeros(97)
+    for _ in range(100):
+        drawn = np.array(numbers(buffer.sample(970)))
+        counts += np.bincount(drawn - (number - 97), minlength=97)
+    statistic = float(((counts - 1000) ** 2 / 1000).sum())
+    assert 50 < statistic < 155, "the 0.01 % and 99.99 % points of χ² with 96 degrees of freedom, about"
+
+
+# What is refused.
+
+
+def test_rows_cannot_be_replaced(make: Make) -> None:
+    storage = make(5)
+    buffer = ReplayBuffer(storage=storage, batch_size=2)
+    buffer.extend(rows(0, 1, 2))
+    before = storage.state_dict()["rows"]["number",].tolist()
+    for write in (
+        lambda: storage.__setitem__(0, rows(9)[0]),
+        lambda: buffer.__setitem__(slice(0, 2), rows(8, 9)),
+        lambda: storage.set(torch.tensor([0, 2]), rows(8, 9)),
+        lambda: storage.set([3], rows(8, 9)),
+        lambda: buffer.writer.write_at(1, rows(9)[0]),
+    ):
+        with pytest.raises(ConfigError, match=r"only appended to.*Use add"):
+            write()
+    best = TensorDictReplayBuffer(storage=make(5), writer=TensorDictMaxValueWriter(rank_key=("next", "half")))
+    with pytest.raises(ConfigError, match="only appended to"):
+        best.extend(rows(1, 2))
+    assert storage.state_dict()["rows"]["number",].tolist() == before
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ({"a": np.zeros((2, 3))}, r"columns 'a' does not fit rows of 'a', 'b'"),
+        ({"a": np.zeros((2, 4)), "b": np.zeros(2)}, r"'a' of shape \(4,\)"),
+        ({"a": np.zeros((2, 3)), "b": np.zeros((2, 1))}, r"'b' of shape \(1,\)"),
+        ({"a": np.zeros((2, 3), complex), "b": np.zeros(2)}, r"type complex128 does not fit"),
+    ],
+)
+def test_batches_of_another_form(batch: dict[str, np.ndarray], message: str, make: Make) -> None:
+    storage = make(5)
+    storage.append({"a": np.zeros((2, 3), np.float32), "b": np.zeros(2)})
+    len(storage)
+    with pytest.raises(ConfigError, match=message):
+        storage.append(batch)
+    storage.append({"a": np.ones((2, 3)), "b": np.zeros(2)})
+    assert len(storage) == 4
+    assert storage[:]["a"].dtype == torch.float32
+
+
+def test_a_patch_of_another_form_is_told_of_by_its_readers() -> None:
+    with Runner("bad", engine="inline") as rr:
+        storage = ObjectStorage(rr, 5)
+        storage.append(rows(1))
+        storage.appender().append({"other": np.zeros(2)})
+        for _ in range(2):
+            with pytest.raises(ConfigError, match="does not fit"):
+                len(storage)
+        storage._empty()
+        storage.append(rows(2))
+        assert numbers(storage[:]) == [2]
+
+
+@pytest.mark.parametrize("max_size", [0, -1, 2.5, None])
+def test_a_storage_of_no_size(max_size: object) -> None:
+    with pytest.raises(ConfigError, match="max_size must be a whole number from 1"):
+        LocalStorage(max_size)  # type: ignore[arg-type]
+    with Runner("bad", engine="inline") as rr, pytest.raises(ConfigError, match="max_size must be a whole number"):
+        ObjectStorage(rr, max_size)  # type: ignore[arg-type]
+
+
+# State.
+
+
+@pytest.mark.parametrize("number", [0, 3, 8, 23])
+def test_state_round_trip(number: int, make: Make, tmp_path: Path) -> None:
+    first = ReplayBuffer(storage=make(8), batch_size=4, generator=torch.Generator().manual_seed(3))
+    for start in range(0, number, 3):
+        first.extend(rows(*range(start, min(start + 3, number))))
+    second = ReplayBuffer(storage=make(8), batch_size=4, generator=torch.Generator())
+    second.extend(rows(100, 101))
+    second.load_state_dict(first.state_dict())
+    first.dumps(tmp_path / "saved")
+    third = ReplayBuffer(storage=make(8), batch_size=4, generator=torch.Generator())
+    third.loads(tmp_path / "saved")
+    assert len(first) == len(second) == len(third) == min(number, 8)
+    if number:
+        wanted = [numbers(first.sample()) for _ in range(3)]
+        assert [numbers(second.sample()) for _ in range(3)] == wanted
+        assert [numbers(third.sample()) for _ in range(3)] == wanted
+    for buffer in (first, second, third):
+        index = buffer.extend(rows(50, 51, 52))
+        assert numbers(buffer[index]) == [50, 51, 52]
+        assert sorted(numbers(buffer[:])) == sorted([*range(number), 50, 51, 52][-8:])
+
+
+def test_state_is_a_copy(make: Make) -> None:
+    storage = make(3)
+    storage.append(rows(0, 1, 2))
+    state = storage.state_dict()
+    storage.append(rows(3))
+    assert state["rows"]["number",].tolist() == [0, 1, 2]
+    storage.load_state_dict(state)
+    storage.append(rows(4))
+    assert state["rows"]["number",].tolist() == [0, 1, 2]
+
+
+def test_empty(make: Make) -> None:
+    buffer = ReplayBuffer(storage=make(4), batch_size=2)
+    buffer.extend(rows(*range(6)))
+    buffer.empty()
+    assert len(buffer) == 0
+    buffer.extend({"other": np.arange(3)})  # a new beginning: it may have other columns
+    assert buffer[:]["other"].tolist() == [0, 1, 2]
+
+
+def test_hooks_are_refused(make: Make, tmp_path: Path) -> None:
+    storage = make(3)
+    storage.append(rows(1))
+    storage.register_save_hook(lambda data, path=None: data)
+    with pytest.raises(ConfigError, match="no hooks"):
+        storage.dumps(tmp_path / "saved")
+
+
+def test_a_local_storage_is_pickled_with_its_rows() -> None:
+    storage = LocalStorage(4)
+    storage.append(rows(*range(6)))
+    copy = pickle.loads(pickle.dumps(storage))
+    assert sorted(numbers(copy[:])) == [2, 3, 4, 5]
+    copy.append(rows(6))
+    assert sorted(numbers(copy[:])) == [3, 4, 5, 6]
+    assert sorted(numbers(storage[:])) == [2, 3, 4, 5]
+
+
+def test_an_object_storage_means_something_in_its_run_only() -> None:
+    with Runner("run", engine="inline") as rr, pytest.raises(SerializationError, match="only inside the run"):
+        pickle.dumps(ObjectStorage(rr, 3))
+
+
+# Shared through an object.
+
+
+def test_all_who_hold_a_storage_share_its_rows(rr: Runner) -> None:
+    storage = ObjectStorage(rr, 10)
+    here, there, reader = storage, rr.service(Holder(storage)), rr.service(Holder(storage.ref))
+    here.append({"number": np.arange(3)})
+    assert there.append([3, 4]).get(GENEROUS) == 2
+    assert there.numbers().get(GENEROUS) == [0, 1, 2, 3, 4]
+    assert sorted(here[:]["number"].tolist()) == [0, 1, 2, 3, 4]
+    other = ObjectStorage(storage.ref)
+    assert other.max_size == 10
+    assert len(other) == 5
+    there.empty().get(GENEROUS)
+    assert len(here) == len(other) == 0
+    here.append({"number": np.arange(12)})
+    assert there.numbers().get(GENEROUS) == list(range(2, 12))
+    reader.close()
+
+
+def test_replay_buffers_travel(rr: Runner) -> None:
+    buffer = ReplayBuffer(storage=ObjectStorage(rr, 10), batch_size=4)
+    services = [rr.service(Holder(buffer)) for _ in range(2)]
+    rr.get([service.extend([number, number + 10]) for number, service in enumerate(services)])
+    assert len(buffer) == 4
+    assert rr.get([service.numbers() for service in services]) == [[0, 1, 10, 11]] * 2
+    assert set(services[0].sample(4).get(GENEROUS)) <= {0, 1, 10, 11}
+
+
+def test_many_processes_append_and_read(rr: Runner) -> None:
+    storage = ObjectStorage(rr, 300)
+    readers = [rr.service(Holder(storage)) for _ in range(2)]
+    append = rr.service(append_many, workers=2)
+    futures, sizes = [append([storage.appender()], 1000 * worker, 200) for worker in range(3)], []
+    while len(rr.wait(futures, timeout=0)[1]):
+        sizes += rr.get([reader.size() for reader in readers])
+    total = sum(rr.get(futures))
+    assert total == 3 * sum(1 + n % 3 for n in range(200))
+    assert all(0 <= size <= 300 for size in sizes)
+    found = rr.get([reader.numbers() for reader in readers])
+    assert found[0] == found[1] == sorted(storage[:]["number"].tolist())
+    assert len(found[0]) == 300
+    # Of each writer the newest: none of its patches is missing between two that are there, and none is there twice.
+    for worker in range(3):
+        seen = [number - 1000 * worker for number in found[0] if number // 1000 == worker]
+        if seen:
+            kept = [n for n in range(200) for _ in range(1 + n % 3)][-len(seen) :]
+            assert seen == kept
+
+
+def test_a_storage_of_something_else() -> None:
+    with Runner("bad", engine="inline") as rr:
+        with pytest.raises(ConfigError, match="is no storage"):
+            ObjectStorage(rr.put_object([1]))
+        with pytest.raises(ConfigError, match="max_size=7"):
+            ObjectStorage(ObjectStorage(rr, 8).ref, 7)
+        assert ObjectStorage(ObjectStorage(rr, 8).ref, 8).max_size == 8
+
+
+def test_what_arrives_together_is_taken_in_by_its_order() -> None:
+    with Runner("order", engine="inline") as rr:
+        storage = ObjectStorage(rr, 10)
+        appender = storage.appender()
+        for turn in (2, 0, 3, 1):
+            appender.append({"number": np.array([turn, turn])}, order=turn)
+        assert storage[:]["number"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+        appender.append({"number": np.array([9])}, order=-1)
+        assert storage[:]["number"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 9], "what was taken in before stays"
+
+
+def test_reading_takes_in_only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    with Runner("new", engine="inline") as rr:
+        storage = ObjectStorage(rr, 1000)
+        take_in = storage._take_in
+        monkeypatch.setattr(storage, "_take_in", lambda batches: (taken.append(len(batches)), take_in(batches)))
+        for number in range(50):
+            storage.append(rows(number, number + 1))
+            if number % 5 == 4:
+                assert len(storage) == 2 * number + 2
+                assert len(storage) == 2 * number + 2
+    assert taken == [5] * 10
+
+
+def test_a_storage_that_looks_only_when_it_is_told_to(rr: Runner) -> None:
+    storage = ObjectStorage(rr, 10, live=False)
+    reader = rr.service(Holder(storage))
+    storage.append({"number": np.arange(4)})
+    assert len(storage) == reader.size().get(GENEROUS) == 0
+    reader.refresh().get(GENEROUS)
+    assert reader.numbers().get(GENEROUS) == [0, 1, 2, 3]
+    storage.append({"number": np.arange(4, 6)})
+    assert reader.numbers().get(GENEROUS) == [0, 1, 2, 3]
+    assert len(storage) == 0
+    storage.refresh()
+    assert storage[:]["number"].tolist() == [0, 1, 2, 3, 4, 5]
+    LocalStorage(3).refresh()
+
+
+def test_a_reader_that_missed_rows(rr: Runner) -> None:
+    storage = ObjectStorage(rr, 10)
+    reader = rr.service(Holder(storage))
+    appender = storage.appender()
+    appender.append({"number": np.arange(4)})
+    assert reader.numbers().get(GENEROUS) == [0, 1, 2, 3]
+    for number in range(4, 100, 3):
+        appender.append({"number": np.arange(number, number + 3)})
+    assert reader.numbers().get(GENEROUS) == list(range(90, 100))
+
+
+def test_a_hundred_thousand_appends_leave_no_more_than_the_storage_holds() -> None:
+    with Runner("many", engine="inline") as rr:
+        storage = ObjectStorage(rr, 500)
+        appender, stored = storage.appender(), rr._hub.objects[storage.ref.id]
+        pointer = None
+        for number in range(100_000):
+            appender.append({"number": np.array([number])})
+            if number % 331 == 0:
+                assert len(storage) == min(number + 1, 500)
+                pointer = pointer or storage[:]["number"].data_ptr()
+        assert sorted(storage[:]["number"].tolist()) == list(range(99_500, 100_000))
+        assert storage[:]["number"].data_ptr() == pointer, "the tensors are those of the beginning"
+        assert len(stored.patches) == len(stored.sizes) == 500
+        assert len(rr._hub.table.cache[storage.ref.id].patches) == 500
+        rr.put_object(0)
+        gc.collect()
+        assert len(rr._hub.engine._stored) < 510
