@@ -2,7 +2,9 @@
 
 import importlib
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -68,10 +70,6 @@ def test_it_learns_the_same_on_the_process_engine(
 )
 def test_it_learns_the_same_everywhere(options: tuple[str, ...], sharded: subprocess.CompletedProcess[str]) -> None:
     assert losses(run(*SHARDED, *options)) == losses(sharded)
-
-
-def test_another_seed_gives_others(local: subprocess.CompletedProcess[str]) -> None:
-    assert losses(run(*SHORT, "--local", "--seed", "1")) != losses(local)
 
 
 def test_by_environment_variable(local: subprocess.CompletedProcess[str]) -> None:
@@ -183,35 +181,29 @@ def test_the_metrics(distributed: tuple[subprocess.CompletedProcess[str], dict[s
     assert 0 < parts <= summary["timing"]["iteration"]["total"] <= summary["seconds"]
 
 
-def test_other_environments_and_vectors() -> None:
-    options = ["--local", "--iterations", "2", "--num-envs", "10"]
-    for env, name in (("acrobot", "Acrobot-v1"), ("mountaincar", "MountainCar-v0"), ("CartPole-v1", "CartPole-v1")):
-        done = run(str(DQN / "main.py"), "--env", env, *options)
-        assert done.returncode == 0, done.stderr
-        assert f"TorchRL DQN on {name}\n" in done.stdout
-        rows = re.findall(r"Total: +(\d+) \| Mean Reward: +(\S+) \| Loss: +(\S+)", done.stdout)
-        assert [total for total, _, _ in rows] == ["400", "800"]
-        assert all(float(loss) > 0 for _, _, loss in rows)
-        assert (rows[1][1] == "-") is (env != "CartPole-v1"), "twenty steps end an episode of CartPole only"
+def test_it_is_interrupted() -> None:
+    # A shell without job control has what it puts in the background ignore the signal, tests included.
+    start = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+    with subprocess.Popen(
+        [sys.executable, "-c", start, sys.executable, SHORT[0], "--iterations", "100000", "--engine", "process"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as program:
+        assert program.stdout is not None
+        assert any(line.startswith("Iteration    3") for line in program.stdout)
+        os.killpg(program.pid, signal.SIGINT)  # what a terminal does
+        out, err = program.communicate(timeout=60)
+    assert program.returncode == 130
+    assert "Training Complete" not in out
+    assert err == ""
 
 
-def test_nothing_is_optimised_before_there_is_enough() -> None:
-    options = ["--local", "--iterations", "3", "--collections", "1", "--frames-per-collection", "40"]
-    done = run(str(DQN / "main.py"), *options)
-    assert done.returncode == 0, done.stderr
-    found = re.findall(r"Loss: +(\S+)\n", done.stdout)
-    assert found[:2] == ["-", "-"]
-    assert float(found[2]) > 0
-    assert found[3:] == [found[2], found[2]]
-
-
-def test_it_learns_to_balance() -> None:
-    """Not the seed's few updates: some thousand."""
-    options = ["--local", "--iterations", "150", "--num-envs", "10", "--optim-steps", "20", "--buffer-size", "20000"]
-    done = run(str(DQN / "main.py"), *options)
-    assert done.returncode == 0, done.stderr
-    rewards = [float(reward) for reward in re.findall(r"Mean Reward: +([\d.]+) \|", done.stdout)]
-    assert np.mean(rewards[-20:]) > 3 * np.mean(rewards[:20])
+def test_an_engine_that_is_not_there() -> None:
+    done = run(*SHORT, RACEWAY_ENGINE="proces")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: unknown engine 'proces'. Did you mean 'process'?")
 
 
 # Its parts.
@@ -223,9 +215,62 @@ def dqn(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     monkeypatch.syspath_prepend(DQN)
     for name in MODULES:
         monkeypatch.delitem(sys.modules, name, raising=False)
+    threads = torch.get_num_threads()
     yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
+    torch.set_num_threads(threads)
     for name in MODULES:
         sys.modules.pop(name, None)
+
+
+def train(dqn: SimpleNamespace, *options: str, where: str = "--local") -> list[dict[str, Any]]:
+    """Train here, and return the figures of each iteration."""
+    rows: list[dict[str, Any]] = []
+    dqn.training.run(dqn.main.parse_args([*where.split(), *options]), "inline", rows.append)
+    return rows
+
+
+@pytest.mark.parametrize(("shards", "size"), [("1", "160"), ("1", "170"), ("3", "240"), ("3", "243"), ("4", "160")])
+def test_a_buffer_that_holds_hardly_more_than_an_iteration(shards: str, size: str, dqn: SimpleNamespace) -> None:
+    options = ["--iterations", "12", "--frames-per-collection", "40", "--replay", "sharded", "--optim-steps", "3"]
+    options += ["--replay-shards", shards, "--buffer-size", size]
+    here, there = (train(dqn, *options, where=where) for where in ("--local", "--engine inline"))
+    for row in here + there:
+        del row["seconds"]
+    assert here == there
+    assert here[-1]["buffer"] == int(size)
+
+
+def test_another_seed_gives_others(dqn: SimpleNamespace) -> None:
+    found = [[row["loss"] for row in train(dqn, "--iterations", "3", "--seed", seed)] for seed in "011"]
+    assert found[0] != found[1] == found[2]
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "acrobot", "mountaincar", "lunarlander"])
+@pytest.mark.parametrize("num_envs", ["1", "10"])
+def test_environments_and_vectors_of_them(env: str, num_envs: str, dqn: SimpleNamespace) -> None:
+    if env == "lunarlander":
+        pytest.importorskip("Box2D")
+    rows = train(dqn, "--env", env, "--iterations", "2", "--num-envs", num_envs)
+    assert [row["total"] for row in rows] == [row["buffer"] for row in rows] == [400, 800]
+    assert all(row["loss"] > 0 for row in rows)
+    ended = 4 * 200 // {"CartPole-v1": 8, "acrobot": 500, "mountaincar": 200, "lunarlander": 60}[env]
+    assert 0 <= sum(row["episodes"] for row in rows) <= ended, "no episode is that short"
+    assert (rows[0]["mean_reward"] is None) == (rows[0]["episodes"] == 0)
+    assert rows[1]["episodes"] > 0 or env != "CartPole-v1"
+
+
+def test_nothing_is_optimised_before_there_is_enough(dqn: SimpleNamespace) -> None:
+    rows = train(dqn, "--iterations", "4", "--collections", "1", "--frames-per-collection", "40")
+    assert [row["loss"] is None for row in rows] == [True, True, False, False]
+    assert dqn.main.line(rows[0]).endswith("Loss:        -")
+    assert dqn.main.line(rows[2]).endswith(f"Loss: {rows[2]['loss']:8.4f}")
+
+
+def test_it_learns_to_balance(dqn: SimpleNamespace) -> None:
+    """Not with the few updates of the defaults, but with some thousand."""
+    options = ("--iterations", "150", "--num-envs", "10", "--optim-steps", "20", "--buffer-size", "20000")
+    rewards = [row["mean_reward"] for row in train(dqn, *options) if row["mean_reward"] is not None]
+    assert np.mean(rewards[-20:]) > 3 * np.mean(rewards[:20])
 
 
 @pytest.mark.parametrize(
@@ -283,12 +328,6 @@ def test_a_bad_option_is_told_of_before_torchrl_is_imported() -> None:
     )
     done = run("-c", program)
     assert done.returncode == 0, done.stderr
-
-
-def test_an_engine_that_is_not_there() -> None:
-    done = run(*SHORT, RACEWAY_ENGINE="proces")
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: unknown engine 'proces'. Did you mean 'process'?")
 
 
 def test_the_defaults(dqn: SimpleNamespace) -> None:

@@ -14,7 +14,7 @@ from torchrl.data.replay_buffers.writers import ImmutableDatasetWriter
 
 from raceway.errors import ReplayEmpty
 from raceway.torchrl import LocalStorage, ObjectStorage
-from raceway.torchrl.appending import Columns, columns_of
+from raceway.torchrl.appending import Columns
 
 
 def work(rounds: int) -> int:
@@ -33,7 +33,10 @@ def work(rounds: int) -> int:
 
 
 class Costly:
-    """Has a storage take its time over every row it is asked for, as if rows had to be decompressed or fetched."""
+    """Has a storage take its time over every row that is drawn, as if rows had to be decompressed or fetched.
+
+    It gives them as arrays: they travel as they are, and become a TensorDict where they are used.
+    """
 
     sample_work = 0
     """Rounds of arithmetic for each row."""
@@ -42,14 +45,15 @@ class Costly:
 
     def get(self, index: Any) -> Any:
         """Return rows, after some time."""
-        rows = super().get(index)
-        num = len(rows) if rows.ndim else 1
+        if isinstance(index, slice):
+            return super().get(index)
+        index = np.asarray(index)
         if self.sample_work:
-            for _ in range(num):
+            for _ in range(index.size):
                 work(self.sample_work)
         if self.sample_wait:
-            time.sleep(num * self.sample_wait / 1000)
-        return rows
+            time.sleep(index.size * self.sample_wait / 1000)
+        return self.columns(index)
 
 
 class CostlyLocalStorage(Costly, LocalStorage):
@@ -72,11 +76,8 @@ class ReplayShard:
         self.random = torch.Generator()
         example = CostlyLocalStorage(1)
         example.append({"observation": np.zeros((1, 1)), "next": {"reward": np.zeros((1, 1))}})
-        for storage in (example, self.storage):
-            parts = {"storage": storage, "sampler": RandomSampler(), "writer": ImmutableDatasetWriter()}
-            self.buffer = ReplayBuffer(**parts, generator=self.random)
-            if storage is example:
-                columns_of(self.buffer.sample(1))
+        make_buffer(example, self.random).sample(1)
+        self.buffer = make_buffer(self.storage, self.random)
 
     def size(self) -> int:
         """Return how many frames it holds, having read those that are new."""
@@ -87,13 +88,15 @@ class ReplayShard:
         """Draw so many frames; the same ones for the same seed."""
         if self.buffer is None:
             self.start()
+        if not len(self.storage) and not self.size():
+            raise ReplayEmpty(f"replay shard {self.number} holds no frames yet. Collect some before you sample.")
         self.random.manual_seed(seed)
-        try:
-            return columns_of(self.buffer.sample(num))
-        except RuntimeError:
-            if self.size():
-                raise
-        raise ReplayEmpty(f"replay shard {self.number} holds no frames yet. Collect some before you sample.")
+        return self.buffer.sample(num)
+
+
+def make_buffer(storage: Any, random: torch.Generator) -> ReplayBuffer:
+    """Make a buffer that is only drawn from."""
+    return ReplayBuffer(storage=storage, sampler=RandomSampler(), writer=ImmutableDatasetWriter(), generator=random)
 
 
 class Request(NamedTuple):
@@ -112,21 +115,21 @@ class SamplingPlan:
     def __init__(self, batch_size: int, parallelism: int) -> None:
         each, rest = divmod(batch_size, parallelism)
         self.parts = [each + (part < rest) for part in range(parallelism)]
-        self.credit: np.ndarray | None = None  # frames that each shard has still to give
+        self.credit: list[float] = []  # frames that each shard has still to give
 
     def next(self, sizes: Sequence[int]) -> list[Request]:
         """Return the requests for one batch from shards that hold so many frames."""
-        if not sum(sizes):
+        total, credit = sum(sizes), self.credit or [0.0] * len(sizes)
+        if not total:
             raise ReplayEmpty(f"none of {len(sizes)} replay shards holds a frame yet. Collect some before you sample.")
-        share = np.array(sizes) / sum(sizes)
-        if self.credit is None:
-            self.credit = np.zeros(len(sizes))
         requests = []
         for num in self.parts:
-            self.credit += num * share
-            shard = int(np.where(share > 0, self.credit, -np.inf).argmax())
-            self.credit[shard] -= num
-            requests.append(Request(shard, num))
+            for shard, size in enumerate(sizes):
+                credit[shard] += num * size / total
+            chosen = max((shard for shard, size in enumerate(sizes) if size), key=credit.__getitem__)
+            credit[chosen] -= num
+            requests.append(Request(chosen, num))
+        self.credit = credit
         return requests
 
 

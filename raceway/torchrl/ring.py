@@ -42,7 +42,7 @@ class RowsCheckpointer(StorageCheckpointerBase):
 
 
 class RingStorage(TensorStorage):
-    """What both have in common: the newest rows, in tensors that are allocated once, with the first ones.
+    """The newest rows, in tensors that are allocated once, with the first ones.
 
     It is a TensorStorage because TorchRL's buffers ask for one of their own when they choose how to collate.
     """
@@ -56,7 +56,7 @@ class RingStorage(TensorStorage):
         # processes that it starts itself, at the price of a process that watches over those.
         super().__init__(None, whole("max_size", max_size), compilable=True)
         self._place = 0  # where the next row goes
-        self._cursor = 0  # where the writer of the buffer thinks that is
+        self._cursor: int | None = None  # where a writer in this process thinks that is
         self._columns: Columns = {}
         self._rows: Any = None  # as many as there are; made when they are asked for
         self._lock = threading.RLock()
@@ -66,13 +66,14 @@ class RingStorage(TensorStorage):
         columns = columns_of(batch)
         num = num_rows(columns)
         self._check(columns)
-        self._cursor = (self._cursor + num) % self.max_size
+        self._cursor = ((self._place if self._cursor is None else self._cursor) + num) % self.max_size
         self._append(columns, num, order)
         return num
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         """Append what a TorchRL writer gives. Its cursor only says how much that is: others may append too."""
-        if not set_cursor or any(isinstance(_writer_of(buffer), TensorDictMaxValueWriter) for buffer in self._buffers):
+        writers = [getattr(buffer, "_writer", None) for buffer in self._attached_entities]
+        if not set_cursor or any(isinstance(writer, TensorDictMaxValueWriter) for writer in writers):
             raise self._refusal("rows that it holds cannot be replaced")
         columns = columns_of(torch.stack(data) if isinstance(data, list) else data)
         places = range(self.max_size)[cursor] if isinstance(cursor, slice) else cursor
@@ -89,11 +90,15 @@ class RingStorage(TensorStorage):
         """Return rows of this process's copy: a number, slice, range, list or tensor of them."""
         if isinstance(index, slice):  # which means all that there are; others name some that were told of
             self._look()
-        if not self._len:
-            raise ReplayEmpty("the storage holds no rows yet. Append some before you read or sample.")
+        self._check_filled()
         if self._rows is None:
             self._rows = self._storage[: self._len]
         return self._rows[list(index) if isinstance(index, range) else index]
+
+    def columns(self, index: Any) -> Columns:
+        """Return rows as plain arrays, which costs a fraction of a TensorDict: for what is sent on at once."""
+        self._check_filled()
+        return {path: column[: self._len][index] for path, column in self._columns.items()}
 
     def __len__(self) -> int:
         self._look()
@@ -110,7 +115,7 @@ class RingStorage(TensorStorage):
     def state_dict(self) -> dict[str, Any]:
         """Return the rows, oldest first, by the paths of their names."""
         with self._lock:
-            self._look()
+            self.refresh()
             rows = {path: torch.from_numpy(self._in_order(column)) for path, column in self._columns.items()}
             return {"rows": rows if self._len else {}, "place": self._place}
 
@@ -121,8 +126,7 @@ class RingStorage(TensorStorage):
 
     def _rand_given_ndim(self, batch_size: int) -> torch.Tensor:
         # Of the rows that there were when the sampler asked how many: what was added since is for its next look.
-        if not self._len:
-            raise ReplayEmpty("there is nothing to sample: the storage holds no rows yet. Append some first.")
+        self._check_filled()
         return torch.randint(0, self._len, (batch_size,), generator=self._rng)
 
     def __repr__(self) -> str:
@@ -142,9 +146,9 @@ class RingStorage(TensorStorage):
         if sent is not None:
             self.load_state_dict(sent)
 
-    @property
-    def _buffers(self) -> list[Any]:
-        return self._attached_entities
+    def _check_filled(self) -> None:
+        if not self._len:
+            raise ReplayEmpty("the storage holds no rows yet. Append some before you read or sample.")
 
     def _refusal(self, problem: str) -> ConfigError:
         return ConfigError(f"{type(self).__name__} is only appended to: {problem}. Use add() and extend().")
@@ -164,9 +168,12 @@ class RingStorage(TensorStorage):
                 )
 
     def _restart(self, num: int) -> None:
-        """Forget all rows, for so many that follow. Those that fill the ring end where the writer says."""
+        """Forget all rows, for so many that follow. If these fill the ring, they end where a writer here says."""
         self._len, self._rows = 0, None
-        self._place = (self._cursor - num) % self.max_size if num >= self.max_size else 0
+        if num < self.max_size:
+            self._place = 0
+        elif self._cursor is not None:
+            self._place = (self._cursor - num) % self.max_size
 
     def _forget(self) -> None:
         self._restart(0)
@@ -213,10 +220,6 @@ class RingStorage(TensorStorage):
 
     def _to_send(self) -> Any:
         """Return what a copy in another process has to be given."""
-
-
-def _writer_of(buffer: Any) -> Any:
-    return getattr(buffer, "_writer", None)
 
 
 def _named(columns: Columns) -> str:

@@ -129,6 +129,18 @@ def test_rows_by_index(index: object, wanted: object, make: Make) -> None:
     assert storage[index]["number"].tolist() == wanted
 
 
+def test_rows_as_arrays(make: Make) -> None:
+    storage = make(5)
+    storage.append(rows(*range(3)))
+    assert len(storage) == 3
+    found = storage.columns([2, 0])
+    assert found.keys() == {("number",), ("next", "half")}
+    assert found["number",].tolist() == [2, 0]
+    assert found["next", "half"].tolist() == [[1.0], [0.0]]
+    with pytest.raises(IndexError):
+        storage.columns([3])
+
+
 def test_rows_that_are_not_there(make: Make) -> None:
     storage = make(5)
     with pytest.raises(ReplayEmpty, match="no rows yet"):
@@ -147,8 +159,9 @@ def test_nothing_to_sample(make: Make) -> None:
     storage = make(5)
     with pytest.raises(RuntimeError, match="empty storage"):
         ReplayBuffer(storage=storage, batch_size=2).sample()
-    with pytest.raises(ReplayEmpty, match="nothing to sample"):
-        storage._rand_given_ndim(3)
+    for ask in (storage._rand_given_ndim, storage.columns):
+        with pytest.raises(ReplayEmpty, match="no rows yet"):
+            ask(3)
 
 
 def test_the_newest_rows_stay(make: Make) -> None:
@@ -405,6 +418,17 @@ def test_reading_takes_in_only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> N
     assert taken == [5] * 10
 
 
+def test_a_reader_writes_on_where_it_was() -> None:
+    """Also if all that it has is replaced at once: so rows lie where they would lie in a `LocalStorage`."""
+    with Runner("places", engine="inline") as rr:
+        storage, local, number = ObjectStorage(rr, 80), LocalStorage(80), 0
+        for size in (80, 40, 40, 80, 40, 80, 80):
+            batch = rows(*range(number, number := number + size))
+            storage.appender().append(batch)
+            local.append(batch)
+            assert numbers(storage[:]) == numbers(local[:])
+
+
 def test_a_storage_that_looks_only_when_it_is_told_to(rr: Runner) -> None:
     storage = ObjectStorage(rr, 10, live=False)
     reader = rr.service(Holder(storage))
@@ -415,8 +439,10 @@ def test_a_storage_that_looks_only_when_it_is_told_to(rr: Runner) -> None:
     storage.append({"number": np.arange(4, 6)})
     assert reader.numbers().get(GENEROUS) == [0, 1, 2, 3]
     assert len(storage) == 0
+    assert storage.state_dict()["rows"]["number",].tolist() == [0, 1, 2, 3, 4, 5], "a state is all of it"
+    storage.append({"number": np.arange(6, 7)})
     storage.refresh()
-    assert storage[:]["number"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert storage[:]["number"].tolist() == [0, 1, 2, 3, 4, 5, 6]
     LocalStorage(3).refresh()
 
 
