@@ -283,7 +283,7 @@ def parallel_sampling(report: Report, blocks: int, length: float) -> None:
     common = ("--replay", "sharded", "--replay-shards", "4")
     for what, work, bar in (
         ("computes", ("--sample-work", "4096"), 1.8),
-        ("waits", ("--sample-wait", "1"), 3.7),
+        ("waits", ("--sample-wait", "5"), 3.7),
     ):
         sample, collect = [], []
         for _ in range(3):
