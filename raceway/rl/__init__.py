@@ -4,7 +4,7 @@ from raceway.rl.batch import Batch, concat, num_steps, parts_of, tree_map
 from raceway.rl.returns import discounted_returns, episode_sums, standardise_episodes
 from raceway.rl.spaces import empty, fill, obs_space_of, row_of
 from raceway.rl.statistics import bootstrap_interval, interquartile_mean
-from raceway.rl.transitions import n_step_transitions, sequences
+from raceway.rl.transitions import n_step_transitions, next_obs_of, sequences
 
 __all__ = [
     "Batch",
@@ -16,6 +16,7 @@ __all__ = [
     "fill",
     "interquartile_mean",
     "n_step_transitions",
+    "next_obs_of",
     "num_steps",
     "obs_space_of",
     "parts_of",

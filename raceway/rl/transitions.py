@@ -26,7 +26,7 @@ def n_step_transitions(batch: Batch, gamma: float, n: int = 1, held: Batch | Non
         then, so that a target is reward + discount · value(next_obs); [N], in the order of the steps. And what is held
         back for the next fragment.
     """
-    rows = _with_next(batch)
+    rows = _steps(batch) | {"given": np.zeros_like(batch["truncated"]), "next_obs": next_obs_of(batch)}
     if held is not None:
         rows = tree_map(lambda *parts: np.concatenate(parts), held, rows)
     total, num_slots = rows["reward"].shape
@@ -57,20 +57,23 @@ def n_step_transitions(batch: Batch, gamma: float, n: int = 1, held: Batch | Non
     return made, tree_map(lambda part: part[max(total - n + 1, 0) :].copy(), rows)
 
 
-def _with_next(batch: Batch) -> Batch:
-    """Return a fragment's steps with what was seen after each: its own episode's, also where that was cut short."""
+def _steps(batch: Batch) -> Batch:
+    """Return what is known of each step of a fragment."""
     rows = {name: batch[name] for name in _STEPS if name in batch}
     rows.setdefault("valid", np.ones_like(batch["truncated"]))
-    rows["given"] = np.zeros_like(batch["truncated"])
-    cut = np.nonzero(batch["truncated"] & rows["valid"])
+    return rows
+
+
+def next_obs_of(batch: Batch) -> Any:
+    """Return what was seen after each step of a fragment: of its own episode, also where that was cut short."""
+    cut = np.nonzero(batch["truncated"] & batch.get("valid", True))
 
     def following(seen: Any, after: Any, final: Any) -> Any:
         found = np.concatenate([seen[1:], after[None]])
         found[cut] = final
         return found
 
-    rows["next_obs"] = tree_map(following, batch["obs"], batch["last_obs"], batch["final_obs"])
-    return rows
+    return tree_map(following, batch["obs"], batch["last_obs"], batch["final_obs"])
 
 
 def sequences(batch: Batch, length: int, overlap: int = 0, held: Batch | None = None) -> tuple[Batch, Batch | None]:
@@ -88,8 +91,7 @@ def sequences(batch: Batch, length: int, overlap: int = 0, held: Batch | None = 
         `state`, what a recurrent policy remembered at the beginning, if sequences are whole fragments. And what is
         held back.
     """
-    rows = {name: batch[name] for name in _STEPS if name in batch}
-    rows.setdefault("valid", np.ones_like(batch["truncated"]))
+    rows = _steps(batch)
     whole = held is None and overlap == 0 and len(batch["reward"]) == length
     if held is not None:
         rows = tree_map(lambda *parts: np.concatenate(parts), held, rows)

@@ -41,6 +41,8 @@ class StoredObject:
 
     def append(self, patch: Ref, size: float) -> None:
         """Add a patch. The oldest are dropped that the newest `max_size` do not need."""
+        if not isinstance(size, (int, float)) or not 0 <= size < math.inf:
+            raise ConfigError(f"the size of a patch must be a number from 0, not {size!r}")
         self.patches.append(patch)
         self.sizes.append(size)
         self.total += size

@@ -11,7 +11,7 @@ from typing import Any
 
 from raceway.engine import make_engine
 from raceway.engine._core import EngineCore
-from raceway.errors import ConfigError, unknown
+from raceway.errors import ConfigError, positive, unknown
 from raceway.runner._client import Client
 from raceway.runner._future import Future, FutureRef
 from raceway.runner._hub import Hub, find_hub
@@ -157,8 +157,8 @@ class Runner:
             max_size: how much of what is appended is kept. Patches are dropped, the oldest first, as long as the sizes
                 of the others are so much together.
         """
-        if not max_size > 0:
-            raise ConfigError(f"max_size must be a number above 0, not {max_size!r}")
+        if max_size != math.inf:
+            positive("max_size", max_size)
         return self._hub.put_object(self._hub.put(value), max_size)  # type: ignore[no-any-return]
 
     def get_object(self, ref: ObjectRef, deserializer: Deserializer | None = None) -> Any:

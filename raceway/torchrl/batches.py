@@ -23,7 +23,7 @@ from torch import Tensor
 
 from raceway.errors import ConfigError
 from raceway.policies import as_tensor
-from raceway.rl import Batch, tree_map
+from raceway.rl import Batch, next_obs_of, tree_map
 
 Key = str | tuple[str, str]
 
@@ -51,7 +51,7 @@ def to_tensordict(batch: Batch, *, num_actions: int | None = None) -> TensorDict
     if "reward" not in batch:
         raise ConfigError(f"a batch of columns {list(batch)} has no 'reward', by which its rows are known")
     if "last_obs" in batch and "next_obs" not in batch:
-        batch = {**batch, "next_obs": _next_obs(batch)}
+        batch = {**batch, "next_obs": next_obs_of(batch)}
     if "terminated" not in batch and "discount" in batch:
         batch = {**batch, "terminated": batch["discount"] == 0}
     shape = np.shape(batch["reward"])
@@ -89,18 +89,6 @@ def from_tensordict(data: TensorDictBase, *, one_hot: bool = False) -> Batch:
     if one_hot:
         batch["action"] = batch["action"].argmax(-1)
     return batch
-
-
-def _next_obs(batch: Batch) -> Any:
-    """Return what was seen after each step of a fragment: of its own episode, also where that was cut short."""
-    cut = np.nonzero(batch["truncated"])
-
-    def following(seen: np.ndarray, last: np.ndarray, final: np.ndarray) -> np.ndarray:
-        found = np.concatenate([seen[1:], last[None]])
-        found[cut] = final
-        return found
-
-    return tree_map(following, batch["obs"], batch["last_obs"], batch["final_obs"])
 
 
 def _row_tensor(part: Any, name: str, shape: tuple[int, ...]) -> Tensor:

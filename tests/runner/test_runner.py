@@ -385,8 +385,18 @@ def test_dropped_patches_are_freed(rr: Runner) -> None:
     assert eventually(few_are_stored), f"{len(rr._hub.engine._stored)} values are stored"
 
 
-@pytest.mark.parametrize("max_size", [0, -1, float("nan")])
-def test_an_object_cannot_be_bounded_to_nothing(max_size: float) -> None:
+@pytest.mark.parametrize("size", [-1, float("nan"), float("inf"), "large"])
+def test_a_patch_has_a_size_that_is_a_number(rr: Runner, size: Any) -> None:
+    ref = rr.put_object([], max_size=3)
+    with pytest.raises(ConfigError, match=f"must be a number from 0, not {size!r}"):
+        rr.patch_object(ref, 1, size=size)
+    with pytest.raises(ConfigError, match="must be a number from 0"):
+        rr.get(rr.service(lambda refs: patch_object(refs[0], 1, size=size) and None)([ref]))
+    assert rr.get_object(ref, lambda base, patches: len(patches)) == 0
+
+
+@pytest.mark.parametrize("max_size", [0, -1, float("nan"), "large"])
+def test_an_object_cannot_be_bounded_to_nothing(max_size: Any) -> None:
     with Runner("bad", engine="inline") as rr, pytest.raises(ConfigError, match="max_size must be a number above 0"):
         rr.put_object([], max_size=max_size)
 
