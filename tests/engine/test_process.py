@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from raceway.engine.base import Actor
@@ -266,6 +267,8 @@ def test_ten_thousand_calls_to_a_stopped_worker_do_not_block(engine: ProcessEngi
     faulty.call("stop")
     calls = [faulty.call("echo", "x" * 500) for _ in range(10_000)]
     assert faulty.pid is not None
+    worker = psutil.Process(faulty.pid)
+    assert eventually(lambda: worker.status() == psutil.STATUS_STOPPED), "or what wakes it would come too early"
     os.kill(faulty.pid, signal.SIGCONT)
     assert calls[-1].result(GENEROUS) == "x" * 500
 
