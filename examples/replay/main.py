@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import sys
 from collections import deque
 from typing import Any
 
@@ -93,6 +94,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30_000, help="steps of environments (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    if options.steps < 1 or options.seed < 0:
+        parser.error(f"--steps must be at least 1 and --seed at least 0, not {options.steps} and {options.seed}")
     env = EnvSettings("cartpole").checked()
     rollouts = RolloutSettings(env=env, num_shards=2, slots_per_shard=8, seed=options.seed, fragment_steps=16)
     replay = ReplaySettings(capacity=20_000, num_shards=2, batch_size=256, alpha=0.6, seed=options.seed)
@@ -118,4 +121,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)
