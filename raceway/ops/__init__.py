@@ -5,9 +5,7 @@ from raceway.ops.replay import (
     ReplayCounts,
     ReplaySettings,
     ReplayShard,
-    Sequences,
     StoreToReplay,
-    Transitions,
     UpdatePriorities,
     parallel_replay,
     replay_limits,
@@ -16,6 +14,7 @@ from raceway.ops.report import ReportMetrics, TrainStats
 from raceway.ops.rollouts import RolloutSettings, RolloutWorker, episodes_of_shard, parallel_rollouts
 from raceway.ops.sizing import StepCost, choose_workers, measure_step
 from raceway.ops.train import AddReturns, ConcatBatches, Learner, TrainOneStep, UpdateWeights
+from raceway.ops.transitions import Sequences, Transitions
 
 __all__ = [
     "AddReturns",

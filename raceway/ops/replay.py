@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,48 +17,11 @@ from raceway.errors import ActorError, ConfigError, FlowError, whole
 from raceway.flow import Envelope, Iter, RateLimit, create, given, send_msg
 from raceway.ops.report import TrainStats
 from raceway.replay import Replay
-from raceway.rl import Batch, n_step_transitions, sequences
-from raceway.state import Stateful
+from raceway.rl import Batch
 
 Array = np.ndarray
 
 _MOMENT = 0.002  # seconds for which a buffer that has nothing to give holds up whoever asks
-
-
-class Transitions(Stateful):
-    """Makes transitions of fragments, over n steps. On shards: what the last steps lack comes with the next one."""
-
-    kept: ClassVar[tuple[str, ...]] = ("held",)
-
-    def __init__(self, gamma: float, n: int = 1) -> None:
-        self.gamma, self.n = gamma, whole("n", n)
-        self.held: Batch | None = None
-
-    def __call__(self, batch: Batch) -> Batch:
-        """Return them, with what is known of the episodes that ended."""
-        made, self.held = n_step_transitions(batch, self.gamma, self.n, self.held)
-        return made | _of_episodes(batch)
-
-
-class Sequences(Stateful):
-    """Makes sequences of so many steps of fragments, each sharing `overlap` steps with the one before. On shards."""
-
-    kept: ClassVar[tuple[str, ...]] = ("held",)
-
-    def __init__(self, length: int, overlap: int = 0) -> None:
-        self.length, self.overlap = whole("length", length), whole("overlap", overlap, 0)
-        if overlap >= length:
-            raise ConfigError(f"sequences of {length} steps cannot share {overlap} with the one before. Share fewer.")
-        self.held: Batch | None = None
-
-    def __call__(self, batch: Batch) -> Batch:
-        """Return them, with what is known of the episodes that ended. There may be none yet."""
-        made, self.held = sequences(batch, self.length, self.overlap, self.held)
-        return made | _of_episodes(batch)
-
-
-def _of_episodes(batch: Batch) -> Batch:
-    return {name: column for name, column in batch.items() if name.startswith("episode_")}
 
 
 @dataclass(frozen=True, kw_only=True)
