@@ -52,7 +52,7 @@ class Gather(Stage):
 
     def __init__(self, run: Run[Any], node: Node, plans: list[ShardPlan], num_async: int = 1) -> None:
         self.meter = Meter(newest=run.newest_version)
-        self.run, self.num_async, self.given = run, num_async, run.given
+        self.run, self.num_async, self.given, self.waiting = run, num_async, run.given, run.waiting
         self.lanes = [Lane(index, plan, run, run.numbers[node]) for index, plan in enumerate(plans)]
         self.pulls = Pulls(self.lanes, run.news, lambda *told: run.happened(*told), isinstance(self, GatherSync))
         self.ready: deque[tuple[int, Item]] = deque()  # what has come, with the number of its lane
@@ -67,7 +67,7 @@ class Gather(Stage):
 
     def take_in(self) -> None:
         """Look at what the shards have answered."""
-        for lane, answer, num_bytes in self.pulls.take_in() if self.pulls.arrivals and not self.closed else ():
+        for lane, answer, num_bytes in () if self.closed else self.pulls.take_in():
             lane.state = None
             if len(answer) == 1:
                 lane.ended, lane.reports[-1] = True, answer[0]
@@ -118,7 +118,8 @@ class GatherSync(Gather):
                 self.pulls.ask(lane)
         self.take_in()
         if self.pulls.num_out:
-            return self.run.waiting(self.meter)
+            self.waiting.append(self.meter)
+            return Word.PENDING
         self.begun = False
         if not self.ready:
             return Word.END
@@ -141,10 +142,14 @@ class GatherAsync(Gather):
             gather, lane = self.given.pop(0)
             if not (lane.ended or gather.closed):
                 gather.pulls.ask(lane)
-        self.take_in()
+        if self.pulls.arrivals:
+            self.take_in()
         if self.ready:
             index, item = self.ready.popleft()
             self.meter.saw(item[1])
             self.given.append((self, self.lanes[index]))
             return item
-        return self.run.waiting(self.meter) if self.pulls.num_out else Word.END
+        if not self.pulls.num_out:
+            return Word.END
+        self.waiting.append(self.meter)
+        return Word.PENDING

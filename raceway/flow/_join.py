@@ -19,14 +19,13 @@ if TYPE_CHECKING:
     from raceway.flow._run import Run
 
 
-@dataclass
+@dataclass(eq=False)
 class Input:
     """One of the streams that meet in a union."""
 
     name: str
     stage: Stage
     emits: bool
-    ended: bool = False
 
 
 class Union(Stage):
@@ -37,11 +36,11 @@ class Union(Stage):
     ) -> None:
         self.meter = Meter()
         self.run, self.node, self.inputs, self.turns, self.limits = run, node, inputs, turns, limits
-        self.emitting = [one for one in inputs if one.emits]
+        self.open = list(inputs)  # those that have not ended
         self.next = self._next_in_turn if in_turn else self._next_ready
 
     def poll(self) -> Item | Word:
-        while False in [one.ended for one in self.emitting]:
+        while [one for one in self.open if one.emits]:
             found = self.next()
             if isinstance(found, Word):
                 return found
@@ -53,7 +52,7 @@ class Union(Stage):
         return Word.END
 
     def _next_in_turn(self) -> tuple[Input, Item] | Word:
-        while free := [place for place, one in enumerate(self.inputs) if not one.ended and not self.holds(one)]:
+        while free := [place for place, one in enumerate(self.inputs) if one in self.open and not self.holds(one)]:
             place = self.turns.whose(free)
             answer = self.inputs[place].stage.poll()
             if not isinstance(answer, Word):
@@ -61,37 +60,38 @@ class Union(Stage):
                 return self.inputs[place], answer
             if answer is Word.PENDING:
                 return answer
-            self.inputs[place].ended = True
-        return Word.END if all(one.ended for one in self.inputs) else self._stuck()
+            self.open.remove(self.inputs[place])
+        return self._stuck() if self.open else Word.END
 
     def _next_ready(self) -> tuple[Input, Item] | Word:
         total = len(self.inputs)
         for place in range(self.turns.turn, self.turns.turn + total):
             one = self.inputs[place % total]
-            if not (one.ended or (self.limits.limits and self.holds(one))):
+            if one in self.open and not (self.limits.limits and self.holds(one)):
                 answer = one.stage.poll()
                 if not isinstance(answer, Word):
                     self.turns.turn = (place + 1) % total
                     return one, answer
-                one.ended = answer is Word.END
-        return Word.END if all(one.ended for one in self.inputs) else self._stuck()
+                if answer is Word.END:
+                    self.open.remove(one)
+        return self._stuck() if self.open else Word.END
 
     def holds(self, one: Input) -> bool:
         """Whether a rate limit holds an input up."""
-        return not one.ended and self.limits.hold(one.name, {other.name for other in self.inputs if other.ended})
+        return self.limits.hold(one.name, {other.name for other in self.inputs if other not in self.open})
 
     def _stuck(self) -> Word:
         self.run.blocked.extend([self] if self.limits.limits else ())
         return Word.PENDING
 
     def state(self) -> Any:
-        return {"turns": self.turns.state(), "limits": self.limits.state(), "ended": [one.ended for one in self.inputs]}
+        places = [self.inputs.index(one) for one in self.open]
+        return {"turns": self.turns.state(), "limits": self.limits.state(), "open": places}
 
     def restore(self, state: Any) -> None:
         self.turns.restore(state["turns"])
         self.limits.restore(state["limits"])
-        for one, ended in zip(self.inputs, state["ended"], strict=True):
-            one.ended = ended
+        self.open = [self.inputs[place] for place in state["open"]]
 
     def close(self) -> None:
         for one in self.inputs:
@@ -210,7 +210,8 @@ class Moved(Op):
         self.take_in()
         if self.ready or (self.ended and not self.busy):
             return super().poll()
-        return self.run.waiting(self.meter) if self.busy else Word.PENDING
+        self.run.waiting += [self.meter] if self.busy else []
+        return Word.PENDING
 
     def take_in(self) -> None:
         """Look at what has come back."""

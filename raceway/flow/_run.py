@@ -34,19 +34,17 @@ class Run(Observed, AbstractContextManager["Run[T_co]"], Iterator[T_co], Generic
         self.id = uuid.uuid4().hex[:12]
         self.nodes = list(walk(root))
         self.numbers = {node: number for number, node in enumerate(self.nodes)}
-        self.measure = measure
+        self.measure, self.keeps_in_flight = measure, True
         self.blocked: list[Split | Union] = []  # stages that did not go on, not for want of items
         self.queues: list[Queue] = []
         self.given: list[tuple[Gather, Any]] = []  # shards whose items were dealt with: to be asked again
-        self.keeps_in_flight = True
         self.stages: dict[Node, Any] = {}
         self._actors = {actor.name: actor for node in self.nodes for actor in node.actors}
         actors = [actor for node in self.nodes for actor in node.actors]
         self.news = News(actors)  # what has happened since the stages were last asked
         self.newest_version = partial(newest_version, actors)
-        self._waiting: list[Meter] = []  # of the stages that wait for something outside
-        self._closed = False
-        self._left_at = time.perf_counter()
+        self.waiting: list[Meter] = []  # of the stages that wait for something outside
+        self._closed, self._left_at = False, time.perf_counter()
         self._me: Run[Any] = weakref.proxy(self)  # for the stages, so that a run that is dropped is gone at once
         self._root = self.stage(root)
         if state is not None:
@@ -82,7 +80,7 @@ class Run(Observed, AbstractContextManager["Run[T_co]"], Iterator[T_co], Generic
         while not self._closed:
             self.news.clear()
             self.blocked.clear()
-            self._waiting.clear()
+            self.waiting.clear()
             answer = self._root.poll()
             if answer is not Word.PENDING:
                 return answer
@@ -92,7 +90,7 @@ class Run(Observed, AbstractContextManager["Run[T_co]"], Iterator[T_co], Generic
                 queue.fill()
             if self.news or any(stage.relax() for stage in self.blocked if isinstance(stage, Split)):
                 continue
-            if not self._waiting:
+            if not self.waiting:
                 raise FlowError(why_stuck(self.nodes, self.blocked))
             self.block()
         return Word.END
@@ -113,17 +111,12 @@ class Run(Observed, AbstractContextManager["Run[T_co]"], Iterator[T_co], Generic
             self.stages[node] = part(self._me, node)
         return self.stages[node]
 
-    def waiting(self, meter: Meter) -> Word:
-        """Note that a stage waits for something outside."""
-        self._waiting.append(meter)
-        return Word.PENDING
-
     def block(self) -> None:
         """Wait until something has happened."""
         begin = time.perf_counter()
         if not self.news.wait(TELL_SECONDS if self.observed else None):
             self.tick()
-        for meter in self._waiting:
+        for meter in self.waiting:
             meter.waiting += time.perf_counter() - begin
 
     def state(self, *, in_flight: str = "drain") -> dict[str, Any]:

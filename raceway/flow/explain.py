@@ -248,7 +248,7 @@ def why_stuck(nodes: Sequence[Node], blocked: Iterable[Any]) -> str:
     reasons: dict[str, None] = {}
     for stage in blocked:
         if hasattr(stage, "limits"):
-            held = [repr(one.name) for one in stage.inputs if stage.holds(one)]
+            held = [repr(one.name) for one in stage.open if stage.holds(one)]
             if held:
                 reasons[f"rate limits of {stage.node} hold up {', '.join(held)}"] = None
             continue
