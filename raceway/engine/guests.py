@@ -260,6 +260,8 @@ class Pulls(Generic[G]):
         happened: Callable[[str, G, BaseException, int], None],
         in_step: bool = False,
     ) -> None:
+        self.closed = False
+        """Whether nobody is to be asked any more."""
         self.num_out = 0
         """Requests whose answers have not been taken in."""
         self._guests = guests
@@ -274,7 +276,7 @@ class Pulls(Generic[G]):
         self._callbacks = {guest: self._callback(guest, news) for guest in guests}
 
     def __len__(self) -> int:
-        return self.num_out
+        return 0 if self.closed else self.num_out
 
     def ask(self, guest: G) -> None:
         """Ask a guest once."""
@@ -378,3 +380,14 @@ def _close(home: Home, key: str) -> None:
     guest = home.guests.pop(key, None)
     if guest is not None:
         guest.close()
+
+
+class Again(deque[tuple[Pulls[Any], Guest]]):
+    """Guests whose answers have been dealt with, of however many Pulls: to be asked again."""
+
+    def ask(self) -> None:
+        """Ask them."""
+        while self:
+            pulls, guest = self.popleft()
+            if not (guest.ended or pulls.closed):
+                pulls.ask(guest)

@@ -55,9 +55,9 @@ class Gather(Stage):
         self.run, self.num_async, self.given, self.waiting = run, num_async, run.given, run.waiting
         self.lanes = [Lane(index, plan, run, run.numbers[node]) for index, plan in enumerate(plans)]
         self.pulls = Pulls(self.lanes, run.news, lambda *told: run.happened(*told), isinstance(self, GatherSync))
+        self.busy = self.pulls
         self.ready: deque[tuple[int, Item]] = deque()  # what has come, with the number of its lane
-        self.opened = self.closed = False
-        self.busy: Any = self.pulls  # what is under way
+        self.opened = False
 
     def open(self) -> None:
         """Start the shards, the first time."""
@@ -67,7 +67,7 @@ class Gather(Stage):
 
     def take_in(self) -> None:
         """Look at what the shards have answered."""
-        for lane, answer, num_bytes in () if self.closed else self.pulls.take_in():
+        for lane, answer, num_bytes in () if self.pulls.closed else self.pulls.take_in():
             lane.state = None
             if len(answer) == 1:
                 lane.ended, lane.reports[-1] = True, answer[0]
@@ -98,9 +98,9 @@ class Gather(Stage):
             lane.state, (lane.ended, lane.dropped, lane.marks) = shard, saved
 
     def close(self) -> None:
-        for lane in self.lanes if self.opened and not self.closed else ():
+        for lane in self.lanes if self.opened and not self.pulls.closed else ():
             lane.close()
-        self.closed, self.busy = True, ()
+        self.pulls.closed = True
         self.poll = lambda: Word.END  # type: ignore[method-assign]
 
 
@@ -137,17 +137,15 @@ class GatherAsync(Gather):
         if not self.opened:
             self.open()
             there = [index for index, _ in self.ready]
-            self.given += [(self, one) for one in self.lanes for _ in range(self.num_async - there.count(one.index))]
-        while self.given:  # also to other gathers of the run: no shard waits for its gather's turn in a union
-            gather, lane = self.given.pop(0)
-            if not (lane.ended or gather.closed):
-                gather.pulls.ask(lane)
+            wanted = [(one, self.num_async - there.count(one.index)) for one in self.lanes]
+            self.given += [(self.pulls, lane) for lane, count in wanted for _ in range(count)]
+        self.given.ask()  # also of other gathers: no shard waits for its gather's turn in a union
         if self.pulls.arrivals:
             self.take_in()
         if self.ready:
             index, item = self.ready.popleft()
             self.meter.saw(item[1])
-            self.given.append((self, self.lanes[index]))
+            self.given.append((self.pulls, self.lanes[index]))
             return item
         if not self.pulls.num_out:
             return Word.END

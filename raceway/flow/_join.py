@@ -43,6 +43,7 @@ class Union(Stage):
         while [one for one in self.open if one.emits]:
             found = self.next()
             if isinstance(found, Word):
+                self.run.blocked.append(self)
                 return found
             one, item = found
             self.meter.items += 1
@@ -61,7 +62,7 @@ class Union(Stage):
             if answer is Word.PENDING:
                 return answer
             self.open.remove(self.inputs[place])
-        return self._stuck() if self.open else Word.END
+        return Word.PENDING if self.open else Word.END
 
     def _next_ready(self) -> tuple[Input, Item] | Word:
         total = len(self.inputs)
@@ -74,15 +75,11 @@ class Union(Stage):
                     return one, answer
                 if answer is Word.END:
                     self.open.remove(one)
-        return self._stuck() if self.open else Word.END
+        return Word.PENDING if self.open else Word.END
 
     def holds(self, one: Input) -> bool:
         """Whether a rate limit holds an input up."""
         return self.limits.hold(one.name, {other.name for other in self.inputs if other not in self.open})
-
-    def _stuck(self) -> Word:
-        self.run.blocked.extend([self] if self.limits.limits else ())
-        return Word.PENDING
 
     def state(self) -> Any:
         places = [self.inputs.index(one) for one in self.open]

@@ -131,9 +131,7 @@ class ParIter(Stream[T_co]):
         return Iter(Node(f"gather_async(num_async={num_async})", make, [self._node]))
 
     def __iter__(self) -> NoReturn:
-        raise ConfigError(
-            f"a ParIter is many streams. Make it one to iterate it, with gather_sync() or gather_async(): {self._node}"
-        )
+        raise ConfigError(f"a ParIter is many streams. Make it one, by gather_sync() or gather_async(): {self._node}")
 
 
 def create(

@@ -12,11 +12,12 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from raceway.engine.guests import Again
 from raceway.engine.news import News
 from raceway.errors import ConfigError, FlowError, close_all, known
-from raceway.flow._gather import Gather
+from raceway.flow._gather import Gather, GatherAsync
 from raceway.flow._join import Moved, Queue, Split, Union
-from raceway.flow._ops import Op, Stage
+from raceway.flow._ops import ForEach, Op, Stage
 from raceway.flow._plan import Envelope, Node, Seal, Word, detached, unsealed, walk
 from raceway.flow._shard import Origin, Reader
 from raceway.flow.explain import why_stuck
@@ -37,7 +38,7 @@ class Run(Observed, AbstractContextManager["Run[T_co]"], Iterator[T_co], Generic
         self.measure, self.keeps_in_flight = measure, True
         self.blocked: list[Split | Union] = []  # stages that did not go on, not for want of items
         self.queues: list[Queue] = []
-        self.given: list[tuple[Gather, Any]] = []  # shards whose items were dealt with: to be asked again
+        self.given = Again()
         self.stages: dict[Node, Any] = {}
         self._actors = {actor.name: actor for node in self.nodes for actor in node.actors}
         actors = [actor for node in self.nodes for actor in node.actors]
@@ -47,6 +48,8 @@ class Run(Observed, AbstractContextManager["Run[T_co]"], Iterator[T_co], Generic
         self._closed, self._left_at = False, time.perf_counter()
         self._me: Run[Any] = weakref.proxy(self)  # for the stages, so that a run that is dropped is gone at once
         self._root = self.stage(root)
+        plain = {type(stage) for stage in self.stages.values()} <= {ForEach, Union, GatherAsync}
+        self._straight = [stage for stage in self.stages.values() if plain and isinstance(stage, Gather)]
         if state is not None:
             self._restore(state)
 
@@ -65,8 +68,7 @@ class Run(Observed, AbstractContextManager["Run[T_co]"], Iterator[T_co], Generic
             self.close()
             raise StopIteration
         self._left_at = time.perf_counter()
-        if self.observed:
-            self.tick()
+        self.tick()
         value, self._seal = answer
         return value  # type: ignore[no-any-return]
 
@@ -77,6 +79,11 @@ class Run(Observed, AbstractContextManager["Run[T_co]"], Iterator[T_co], Generic
 
     def _poll(self) -> Any:
         """Return the next item of the last stage, or END."""
+        if self._straight and self.given:  # nothing is held on the way here: what has not come is to be waited for
+            self.given.ask()
+            self.waiting[:] = [one.meter for one in self._straight if one.pulls]
+            if self.waiting and not any(one.ready or one.pulls.arrivals or not one.opened for one in self._straight):
+                self.block()
         while not self._closed:
             self.news.clear()
             self.blocked.clear()
@@ -84,8 +91,6 @@ class Run(Observed, AbstractContextManager["Run[T_co]"], Iterator[T_co], Generic
             answer = self._root.poll()
             if answer is not Word.PENDING:
                 return answer
-            if self.observed:
-                self.tick()
             for queue in self.queues:
                 queue.fill()
             if self.news or any(stage.relax() for stage in self.blocked if isinstance(stage, Split)):
@@ -114,8 +119,8 @@ class Run(Observed, AbstractContextManager["Run[T_co]"], Iterator[T_co], Generic
     def block(self) -> None:
         """Wait until something has happened."""
         begin = time.perf_counter()
-        if not self.news.wait(TELL_SECONDS if self.observed else None):
-            self.tick()
+        self.news.wait(TELL_SECONDS if self.observed else None)
+        self.tick()
         for meter in self.waiting:
             meter.waiting += time.perf_counter() - begin
 
