@@ -23,15 +23,13 @@ from raceway.engine.base import Actor
 from raceway.envs import EnvSettings, Purpose, Slots, make_slots, seed_of
 from raceway.errors import ConfigError
 from raceway.ops import (
-    Learner,
     ReportMetrics,
     RolloutWorker,
-    UpdateWeights,
     choose_workers,
     measure_step,
     parallel_rollouts,
 )
-from raceway.policies import Policy, make_policy
+from raceway.policies import Policy
 from raceway.runs.directory import RunDirectory
 from raceway.runs.display import Watcher
 
@@ -81,13 +79,13 @@ class Training:
             algorithm.check_actions(slots.action_space, self.env.name)
             self.cfg = dataclasses.replace(cfg.for_env(slots), network=_network(cfg.network))
             spaces = slots.observation_space, slots.action_space
-            self.policy = make_policy(*spaces, self.cfg.network, self.cfg.hidden, seed_of(cfg.seed, Purpose.WEIGHTS))
+            self.rollouts = dataclasses.replace(self.cfg.rollouts(self.env), repeats=slots.repeats)
+            self.policy = self.rollouts.make_policy(*spaces, seed_of(cfg.seed, Purpose.WEIGHTS))
         finally:
             slots.close()
         self.spaces = spaces
-        self.rollouts = dataclasses.replace(self.cfg.rollouts(self.env), repeats=slots.repeats)
         self.num_workers, self.why = self._num_workers(slots)
-        self.learner = Learner(self.policy, self.cfg.lr, self.cfg.learner_threads)
+        self.learner = self.cfg.learner(self.policy)
         self.report = ReportMetrics()
         self.result = Result({}, self.policy)
 
@@ -138,13 +136,14 @@ class Training:
 
     def flow(self, workers: Sequence[Actor]) -> Any:
         """Return the plan of the run."""
-        weights = UpdateWeights(self.learner, workers)
+        context = Context(self.learner, workers, workers[0].engine)
+        weights = context.weights()
         # An actor that dies comes back with the weights of the others. What it plays then is what it would have played.
         rollouts = parallel_rollouts(workers, self.rollouts).on_failure(
             "restart", errors=False, on_restart=weights.send_to
         )
+        plan = self.algorithm.plan(rollouts, self.cfg, context)
         weights.send(workers)
-        plan = self.algorithm.plan(rollouts, self.cfg, Context(self.learner, workers, weights))
         return plan.for_each(self.report)
 
     def _iterate(self, workers: Sequence[Actor], directory: RunDirectory, began: float) -> str:

@@ -6,19 +6,21 @@ import dataclasses
 import importlib
 import os
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from gymnasium import spaces
 
 from raceway.engine.base import Actor
-from raceway.envs import EnvSettings, Slots, SteppedSlots
+from raceway.envs import EnvSettings, Purpose, Slots, SteppedSlots, seed_of
+from raceway.envs.names import find
 from raceway.errors import ConfigError, known, positive, unknown, whole
 from raceway.flow import Iter, ParIter
-from raceway.ops import Learner, RolloutSettings, TrainStats, UpdateWeights
-from raceway.rl import Batch
+from raceway.ops import Learner, ReplaySettings, ReplayShard, RolloutSettings, TrainStats, UpdateWeights
+from raceway.policies import Policy
+from raceway.rl import Batch, Linear
 
 ENTRY_POINTS = "raceway.algorithms"
 """The group of entry points under which other packages register algorithms."""
@@ -27,6 +29,11 @@ ENTRY_POINTS = "raceway.algorithms"
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig:
     """Settings that every algorithm has. The text under a field is its help on the command line."""
+
+    kind: ClassVar[str] = "actor"
+    """Of policy; see `make_policy`."""
+    clip_actions: ClassVar[bool] = False
+    """Whether environments get actions within their bounds."""
 
     env: Any = "cartpole"
     """Environment: a short name, any Gymnasium id, or module:Id."""
@@ -59,7 +66,15 @@ class AlgorithmConfig:
     """Network: mlp, lstm, or module:function of (observation_space, action_space)."""
     hidden: tuple[int, ...] | None = None
     """Widths of the hidden layers."""
-    learner_threads: int = 2
+    lr: float = 3e-4
+    """Adam step size."""
+    gamma: float = 0.99
+    """Discount factor."""
+    max_grad_norm: float | None = None
+    """Norm that gradients are clipped to; without it, they are not."""
+    adam_epsilon: float = 1e-8
+    """What Adam adds to what it divides by."""
+    learner_threads: int = 1
     """Threads of the learner. Changes the last bits of the numbers."""
     run_dir: str | None = None
     """Folder for config, metrics and plots (runs/<algorithm>-<env>-<seed>-<time>)."""
@@ -69,13 +84,12 @@ class AlgorithmConfig:
         if self.address is not None and self.engine != "ray":
             raise ConfigError(f"--address is of a Ray cluster, and the engine is {self.engine}. Use --engine ray.")
         whole("seed", self.seed, 0)
-        for name in ("num_envs", "learner_threads"):
-            whole(name, getattr(self, name))
-        for name in ("iterations", "total_timesteps", "num_shards"):
-            if getattr(self, name) is not None:
+        for name in _WHOLE:
+            if getattr(self, name, None) is not None:
                 whole(name, getattr(self, name))
-        if self.stop_seconds is not None:
-            positive("stop_seconds", self.stop_seconds)
+        for name in _POSITIVE:
+            if getattr(self, name, None) is not None:
+                positive(name, getattr(self, name))
         if self.num_workers != "auto":
             whole("num_workers", self.num_workers)
         if self.num_shards is not None and self.num_envs % self.num_shards:
@@ -99,7 +113,38 @@ class AlgorithmConfig:
 
     def rollouts(self, env: EnvSettings) -> RolloutSettings:
         """Return what workers play."""
-        raise NotImplementedError
+        return RolloutSettings(
+            env=env,
+            num_shards=self.num_shards or 1,
+            slots_per_shard=self.num_envs // (self.num_shards or 1),
+            seed=self.seed,
+            network=self.network,
+            hidden=self.hidden or (),
+            kind=self.kind,
+            normalise=getattr(self, "normalise_obs", False),
+            clip_actions=self.clip_actions,
+            **self.amount,
+        )
+
+    @property
+    def amount(self) -> dict[str, Any]:
+        """How much is played for one item, as a setting of `RolloutSettings`."""
+        return {"fragment_steps": self.fragment_steps}  # type: ignore[attr-defined]
+
+    def learner(self, policy: Policy) -> Learner:
+        """Return what trains a policy."""
+        return Learner(
+            policy,
+            self.lr,
+            self.learner_threads,
+            max_grad_norm=self.max_grad_norm,
+            epsilon=self.adam_epsilon,
+            seed=seed_of(self.seed, Purpose.LEARNER),
+        )
+
+    def falling(self, start: float, end: float = 0.0) -> Linear:
+        """Return a number that changes over the length of the run, or if that is not known stays what it is."""
+        return Linear(start, end, self.total_timesteps) if self.total_timesteps else Linear(start, start, 1)
 
     @property
     def num_iterations(self) -> int | None:
@@ -115,7 +160,21 @@ class Context:
 
     learner: Learner
     workers: Sequence[Actor]
-    weights: UpdateWeights
+    engine: Any
+
+    def weights(self, to: str = "all", every: int = 1) -> UpdateWeights:
+        """Return what sends weights to the workers; see `UpdateWeights`."""
+        return UpdateWeights(self.learner, self.workers, to, every)
+
+    def replay(self, settings: ReplaySettings) -> list[Actor]:
+        """Start actors that hold replay."""
+        numbers = range(settings.num_shards)
+        return [self.engine.spawn(ReplayShard, (settings, number), name=f"replay-{number}") for number in numbers]
+
+
+_WHOLE = ("num_envs", "learner_threads", "iterations", "total_timesteps", "num_shards", "fragment_steps", "num_epochs",
+          "num_minibatches", "batch_size", "buffer_size", "learning_starts", "target_every", "num_async")  # fmt: skip
+_POSITIVE = ("stop_seconds", "lr", "gamma", "max_grad_norm", "adam_epsilon")
 
 
 Plan = Callable[[ParIter[Batch], Any, Context], Iter[TrainStats]]
@@ -130,6 +189,8 @@ class Algorithm:
     plan: Plan
     actions: tuple[str, ...]
     """Kinds of action it is for: `discrete`, `multidiscrete`, `box`."""
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Settings for environments, by id, where they differ from the config's."""
 
     @property
     def summary(self) -> str:
@@ -143,7 +204,15 @@ class Algorithm:
         for name in settings:
             if name not in names:
                 raise unknown(f"setting of {self.name}", name, names)
-        return self.config(**settings)
+        return self.config(**{**self.preset(settings), **settings})
+
+    def preset(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings for an environment. If a length is given, the preset's is not wanted."""
+        env = settings.get("env", self.config.env)
+        preset = dict(self.presets.get(find(env), {})) if isinstance(env, str) else {}
+        if any(settings.get(name) is not None for name in _LENGTHS):
+            preset = {name: value for name, value in preset.items() if name not in _LENGTHS}
+        return preset
 
     def check_actions(self, space: spaces.Space, env: str) -> None:
         """Refuse an environment whose actions it cannot choose."""
@@ -160,14 +229,20 @@ def _fits(one: Algorithm, space: spaces.Space, kinds: dict[str, Any]) -> bool:
     return isinstance(space, tuple(kinds[kind] for kind in one.actions))
 
 
+_LENGTHS = ("iterations", "total_timesteps", "stop_seconds")
 _REGISTERED: dict[str, Algorithm] = {}
 
 
-def algorithm(name: str, config: type[Any], actions: Sequence[str] = ("discrete", "box")) -> Callable[[Plan], Plan]:
+def algorithm(
+    name: str,
+    config: type[Any],
+    actions: Sequence[str] = ("discrete", "multidiscrete", "box"),
+    presets: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Callable[[Plan], Plan]:
     """Register a plan under a name."""
 
     def register(plan: Plan) -> Plan:
-        _REGISTERED[name] = Algorithm(name, config, plan, tuple(actions))
+        _REGISTERED[name] = Algorithm(name, config, plan, tuple(actions), presets or {})
         return plan
 
     return register

@@ -14,17 +14,17 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from gymnasium import spaces
 from torch import Tensor
 
 from raceway.algorithms.base import AlgorithmConfig, Context, algorithm
-from raceway.envs import EnvSettings, Slots
-from raceway.errors import positive, whole
+from raceway.envs import Slots
+from raceway.errors import whole
 from raceway.flow import Iter, ParIter
-from raceway.ops import AddReturns, ConcatBatches, RolloutSettings, TrainOneStep, TrainStats
-from raceway.policies import Policy, as_tensor
+from raceway.ops import AddReturns, ConcatBatches, TrainOneStep, TrainStats
+from raceway.policies import Policy
 from raceway.rl import Batch
 
 
@@ -34,9 +34,9 @@ class Config(AlgorithmConfig):
 
     episodes_per_iter: int = 100
     """Episodes collected for one step of the optimiser."""
-    gamma: float = 0.99
-    """Discount factor."""
-    lr: float | None = None
+    learner_threads: int = 2
+    """Threads of the learner. Changes the last bits of the numbers."""
+    lr: float | None = None  # type: ignore[assignment]
     """Adam step size (1e-2 for choices, 3e-4 for continuous actions)."""
     hidden: tuple[int, ...] | None = None
     """Widths of the hidden layers (128 for choices, 256,256 for continuous actions)."""
@@ -44,9 +44,6 @@ class Config(AlgorithmConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         whole("episodes_per_iter", self.episodes_per_iter)
-        positive("gamma", self.gamma)
-        if self.lr is not None:
-            positive("lr", self.lr)
 
     def for_env(self, slots: Slots) -> Self:
         """Fill in what suits choices or continuous actions."""
@@ -56,25 +53,18 @@ class Config(AlgorithmConfig):
         hidden = ((256, 256) if continuous else (128,)) if self.hidden is None else self.hidden
         return dataclasses.replace(cfg, lr=lr, hidden=hidden)
 
-    def rollouts(self, env: EnvSettings) -> RolloutSettings:
+    @property
+    def amount(self) -> dict[str, Any]:
         """Play whole episodes."""
-        return RolloutSettings(
-            env=env,
-            num_shards=self.num_shards or 1,
-            slots_per_shard=self.num_envs // (self.num_shards or 1),
-            seed=self.seed,
-            network=self.network,
-            hidden=self.hidden or (),
-            num_episodes=self.episodes_per_iter,
-        )
+        return {"num_episodes": self.episodes_per_iter}
 
 
 def loss(policy: Policy, batch: Batch) -> Tensor:
     """Return the mean over episodes of -Σₜ log π(aₜ|sₜ) Gₜ; the batch is [N]."""
-    return -(policy.log_prob(batch) * as_tensor(batch["return"])).sum() / len(batch["length"])
+    return -(policy.log_prob(batch) * batch["return"]).sum() / len(batch["length"])
 
 
-@algorithm("reinforce", Config, actions=("discrete", "multidiscrete", "box"))
+@algorithm("reinforce", Config)
 def reinforce(rollouts: ParIter[Batch], cfg: Config, ctx: Context) -> Iter[TrainStats]:
     """Return the plan."""
     return (
@@ -82,5 +72,5 @@ def reinforce(rollouts: ParIter[Batch], cfg: Config, ctx: Context) -> Iter[Train
         .gather_sync()
         .for_each(ConcatBatches())
         .for_each(TrainOneStep(ctx.learner, loss))
-        .for_each(ctx.weights)
+        .for_each(ctx.weights())
     )

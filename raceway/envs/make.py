@@ -11,9 +11,10 @@ from typing import Any
 import gymnasium as gym
 from gymnasium import spaces
 
+from raceway.envs.atari import has_fire, is_atari, make_atari, split
 from raceway.envs.names import find, missing_extra
 from raceway.envs.slots import MaskFromInfo, Slots, SteppedSlots
-from raceway.envs.vector import CartPoleSlots, EnvPoolSlots, VectorSlots
+from raceway.envs.vector import CartPoleSlots, EnvPoolAtariSlots, EnvPoolSlots, VectorSlots
 from raceway.errors import ConfigError, RacewayError, known
 
 _log = logging.getLogger(__name__)
@@ -50,7 +51,10 @@ def make_env(settings: EnvSettings) -> gym.Env:
             name = find(settings.env)
             with _quiet_models(name):
                 # What the checker would find, the collector tells with the place.
-                env = gym.make(name, disable_env_checker=True, **settings.kwargs)
+                if is_atari(name):
+                    env = make_atari(name, settings.kwargs)
+                else:
+                    env = gym.make(name, disable_env_checker=True, **settings.kwargs)
         else:
             env = settings.env(**settings.kwargs)
     except RacewayError:
@@ -91,7 +95,11 @@ def make_slots(settings: EnvSettings, num: int, seed: int = 0) -> Slots:
         raise ConfigError(f"{settings.name} is a function, and has no vector of its own. Use --vector auto.")
     if settings.vector != "stepped" and isinstance(settings.env, str):
         spec = gym.spec(settings.env.rpartition(":")[2])
-        if spec.vector_entry_point is not None:
+        if is_atari(settings.env):
+            # Its vector is no faster than this, and begins a new game for every life that it is told to reset.
+            if settings.vector == "native":
+                raise ConfigError(f"the vector of {settings.name} is not used. Use --vector auto.")
+        elif spec.vector_entry_point is not None:
             vector = _native(settings, num)
             if vector is not None:
                 return vector
@@ -124,8 +132,16 @@ def _envpool(settings: EnvSettings, num: int, seed: int) -> Slots:
     name = settings.name.removeprefix("ALE/")
     if name not in envpool.list_all_envs():
         raise ConfigError(f"EnvPool has no {name!r}. Use --vector auto.")
-    env = envpool.make(name, env_type="gymnasium", num_envs=num, seed=seed, num_threads=1, **settings.kwargs)
-    return EnvPoolSlots(env, num)
+    if not is_atari(settings.name):
+        env = envpool.make(name, env_type="gymnasium", num_envs=num, seed=seed, num_threads=1, **settings.kwargs)
+        return EnvPoolSlots(env, num)
+    shown, rest = split(settings.name, settings.kwargs)
+    if shown is None:
+        raise ConfigError(f"{settings.name} as it is, with preprocess=False, can only be had with --vector auto.")
+    kwargs = {**shown.for_envpool(), **rest}
+    env = envpool.make(name, env_type="gymnasium", num_envs=num, seed=seed, num_threads=1, **kwargs)
+    fires = shown.fire_on_reset and has_fire(settings.name, bool(rest.get("full_action_space")))
+    return EnvPoolAtariSlots(env, num, ends_by_life=shown.terminal_on_life_loss, fires=fires)
 
 
 def _masked(env: gym.Env) -> gym.Env:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -24,6 +24,15 @@ SOME_SLOT = -1
 """Where a vector environment failed that does not tell which of its environments it was."""
 
 
+class Score(NamedTuple):
+    """What came of a whole game."""
+
+    slot: int
+    total: float
+    """Of all its episodes, and of rewards as they are."""
+    steps: int
+
+
 class Slots(Protocol):
     """Environments that step together."""
 
@@ -32,6 +41,9 @@ class Slots(Protocol):
     action_space: spaces.Space
     repeats: bool
     """Whether an episode depends on its seed alone, and not on what was played before."""
+    scores: list[Score] | None
+    """Of the games that are over, if what is learned from is not what is reported: in Atari games an episode can be a
+    life, and a reward its sign. Whoever reads them empties the list. None if episodes and rewards are what they are."""
 
     def reset(self, slots: Sequence[int], seeds: Sequence[int], obs: Tree) -> None:
         """Begin an episode in each of these slots. Its first observation goes into that row of `obs`."""
@@ -56,9 +68,11 @@ class Slots(Protocol):
 
 
 class SteppedSlots:
-    """Ordinary environments, stepped one after the other."""
+    """Ordinary environments, stepped one after the other.
 
-    repeats = True
+    One that says `repeats_from_seed = False` has episodes that depend on what was played before. One that says
+    `tells_scores = True` has `{"r": return, "l": steps}` as `episode` in the info of a game's last step.
+    """
 
     def __init__(self, make: Callable[[], gym.Env], num: int) -> None:
         self.num = num
@@ -66,6 +80,8 @@ class SteppedSlots:
         self.observation_space, self.action_space = self.envs[0].observation_space, self.envs[0].action_space
         bare, limits = zip(*map(unwrapped, self.envs), strict=True)
         self._bare, self._limit = bare, limits[0]
+        self.repeats = all(_says(env, "repeats_from_seed", True) for env in self.envs)
+        self.scores: list[Score] | None = [] if _says(self.envs[0], "tells_scores", False) else None
         self._steps = [0] * num
         self._convert = converter(self.action_space)
         self._shape = self.observation_space.shape if isinstance(self.observation_space, spaces.Box) else None
@@ -84,7 +100,7 @@ class SteppedSlots:
         given = self._convert(actions)
         for slot in active:
             try:
-                seen, reward[slot], terminated[slot], truncated[slot], _ = envs[slot].step(given[slot])
+                seen, reward[slot], terminated[slot], truncated[slot], info = envs[slot].step(given[slot])
                 if shape is not None and getattr(seen, "shape", None) == shape:
                     obs[slot] = seen
                 else:
@@ -92,12 +108,18 @@ class SteppedSlots:
                 steps[slot] += 1
                 if steps[slot] >= self._limit:
                     truncated[slot] = True
+                if self.scores is not None and "episode" in info:
+                    self.scores.append(Score(slot, info["episode"]["r"], info["episode"]["l"]))
             except Exception as error:
                 raise failed(slot, "step", error) from error
 
     def close(self) -> None:
         for env in self.envs:
             env.close()
+
+
+def _says(env: gym.Env, name: str, otherwise: bool) -> bool:
+    return bool(env.get_wrapper_attr(name)) if env.has_wrapper_attr(name) else otherwise
 
 
 def unwrapped(env: gym.Env) -> tuple[gym.Env, float]:

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from raceway.envs.slots import SOME_SLOT, Array, failed
+from raceway.envs.slots import SOME_SLOT, Array, Score, failed
 from raceway.rl.spaces import Tree, fill, row_of
 
 _ALL = slice(None)
@@ -20,6 +20,7 @@ class VectorSlots:
     """A `VectorEnv` in whichever of the three modes it resets itself, or does not."""
 
     repeats = False  # most make further seeds of the first
+    scores: list[Score] | None = None
 
     def __init__(self, env: VectorEnv) -> None:
         self.env: Any = env
@@ -98,6 +99,7 @@ class CartPoleSlots:
     """
 
     repeats = True
+    scores: list[Score] | None = None
 
     def __init__(self, env: Any) -> None:
         self.env = env
@@ -132,6 +134,7 @@ class EnvPoolSlots:
     """EnvPool's environments. They are seeded once, when they are made, and step in threads of their own."""
 
     repeats = False
+    scores: list[Score] | None = None
 
     def __init__(self, env: Any, num: int) -> None:
         self.env, self.num = env, num
@@ -146,14 +149,62 @@ class EnvPoolSlots:
             fill(obs, slot, row_of(first, place))
 
     def step(self, actions: Array, active: Sequence[int], obs: Tree, reward: Array, ended: Array) -> None:
+        self._step(actions, active, obs, reward, ended)
+
+    def _step(self, actions: Array, active: Sequence[int], obs: Tree, reward: Array, ended: Array) -> dict[str, Any]:
+        """Step, and return what else is told."""
         chosen = np.asarray(active, np.int32)
         seen, rewards, terminated, truncated, info = self.env.step(actions[chosen].astype(self._kind), chosen)
         order = info["env_id"]
         fill_rows(obs, order, seen)
         reward[order], ended[0, order], ended[1, order] = rewards, terminated, truncated
+        return info
 
     def close(self) -> None:
         self.env.close()
+
+
+class EnvPoolAtariSlots(EnvPoolSlots):
+    """EnvPool's Atari games, in which an episode may be a life.
+
+    What was seen before a life was lost stays in the observation, for as long as that reaches back.
+    """
+
+    def __init__(self, env: Any, num: int, *, ends_by_life: bool, fires: bool) -> None:
+        super().__init__(env, num)
+        self.ends_by_life, self.fires = ends_by_life, fires
+        self.scores: list[Score] | None = []
+        self._lives, self._lost = np.zeros(num, np.int64), np.zeros(num, bool)
+        self._score, self._steps = np.zeros(num), np.zeros(num, np.int64)
+
+    def reset(self, slots: Sequence[int], seeds: Sequence[int], obs: Tree) -> None:
+        on = [slot for slot in slots if self._lost[slot]]
+        if on:
+            ended, actions = np.zeros((2, self.num), bool), np.full(self.num, int(self.fires))
+            self._note(self._step(actions, on, obs, np.zeros(self.num), ended), ended)
+            on = [slot for slot in on if not ended[:, slot].any()]
+        new = [slot for slot in slots if slot not in on]
+        if new:
+            super().reset(new, seeds, obs)
+        self._lives[new] = self._score[new] = self._steps[new] = 0
+        self._lost[list(slots)] = False
+
+    def step(self, actions: Array, active: Sequence[int], obs: Tree, reward: Array, ended: Array) -> None:
+        order = self._note(self._step(actions, active, obs, reward, ended), ended)
+        ended[0, order] |= self._lost[order]
+
+    def _note(self, info: dict[str, Any], ended: Array) -> Array:
+        """Add up what games bring, and see which have lost a life and go on. Return which there are."""
+        order, lives = info["env_id"], info["lives"]
+        self._score[order] += info["reward"]  # as it is, also if the other is clipped
+        self._steps[order] += 1
+        over = ended[:, order].any(0)
+        assert self.scores is not None
+        for slot in order[over].tolist():
+            self.scores.append(Score(slot, float(self._score[slot]), int(self._steps[slot])))
+        self._lost[order] = self.ends_by_life & (lives > 0) & (lives < self._lives[order]) & ~over
+        self._lives[order] = lives
+        return order
 
 
 def fill_rows(tree: Tree, rows: Array, values: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 
 from raceway.envs import SOME_SLOT, Purpose, Slots, SteppedSlots, seed_of, seed_of_episode
 from raceway.errors import EnvironmentFailed
@@ -26,7 +27,9 @@ class Collector:
     collected does not depend on where or when it happens.
     """
 
-    def __init__(self, slots: Slots, policy: Policy, *, seed: int, shard: int, worker: str = "") -> None:
+    def __init__(
+        self, slots: Slots, policy: Policy, *, seed: int, shard: int, worker: str = "", clip_actions: bool = False
+    ) -> None:
         self.slots, self.policy, self.seed, self.shard = slots, policy, seed, shard
         self.worker = worker
         self.num_slots = slots.num
@@ -36,6 +39,8 @@ class Collector:
         self._rows_of_active: list[int] | slice = []
         # Of slots that have finished nothing need be known, unless something is remembered for each of them.
         self._choosy = isinstance(slots, SteppedSlots) and not policy.recurrent
+        space = slots.action_space
+        self._bounds = (space.low, space.high) if clip_actions and isinstance(space, spaces.Box) else None
         self.state = policy.initial_state(slots.num)
         self._rows = 0
         self._reserve(_ROWS)
@@ -75,7 +80,7 @@ class Collector:
         final.sort(key=lambda one: one[:2])
         batch = self._whole(now, [obs for _, _, obs in final])
         self._check(now, batch["final_obs"], final)
-        return batch
+        return batch | self._scores()
 
     def fragment(self, num_steps: int, number: int = 0) -> Batch:
         """Play on for so many steps in every slot.
@@ -114,7 +119,7 @@ class Collector:
         batch["last_obs"] = tree_map(np.copy, row_of(self.obs, num_steps))
         batch["final_obs"] = self._stacked([obs for _, _, obs in final])
         self._check(num_steps, batch["final_obs"], final)
-        batch.update(self._finished(ends, num_steps))
+        batch.update(self._finished(ends, num_steps) | self._scores())
         return {**batch, "state": state} if state else batch
 
     def _step(self, now: int) -> list[int]:
@@ -138,10 +143,13 @@ class Collector:
         if self._choosy and len(self._active) < self.num_slots:
             some, _ = self._actor(row_of(self.obs, (now, self._rows_of_active)), self.state)
             self.action[now, self._rows_of_active] = some
-            return self.action[now].copy()  # environments may change what they are given
+            return self._bounded(self.action[now].copy())  # environments may change what they are given
         actions, self.state = self._actor(row_of(self.obs, now), self.state)
         self.action[now] = actions
-        return actions
+        return self._bounded(actions)
+
+    def _bounded(self, actions: Array) -> Array:
+        return actions if self._bounds is None else np.clip(actions, *self._bounds)
 
     def _play(self, slots: Any, playing: Any) -> None:
         """Let these slots play, or not."""
@@ -229,6 +237,15 @@ class Collector:
         table = np.array(found).reshape(-1, 2)
         return {"episode_return": table[:, 0], "episode_length": table[:, 1].astype(np.int64)}
 
+    def _scores(self) -> Batch:
+        """Return what whole games brought, where episodes and rewards are something else."""
+        scores = getattr(self.slots, "scores", None)
+        if scores is None:
+            return {}
+        table = np.array([(score.total, score.steps) for score in scores], float).reshape(-1, 2)
+        scores.clear()
+        return {"episode_return": table[:, 0], "episode_length": table[:, 1].astype(np.int64)}
+
     def _check(self, num_rows: int, final_obs: Any = None, final: Sequence[tuple[int, int, Any]] = ()) -> None:
         """Refuse what is not finite, and say where it first came from. `final` has the places of `final_obs`."""
         valid = self.valid[:num_rows]
@@ -264,6 +281,7 @@ class Collector:
     def _failure(self, problem: str, slot: int, row: int) -> EnvironmentFailed:
         """Return the error that says where in the run it happened. What was begun is not gone on with."""
         self._play(slice(None), False)
+        self._scores()
         worker = f"worker {self.worker}, " if self.worker else ""
         if slot == SOME_SLOT:
             return EnvironmentFailed(problem, slot, f"{worker}shard {self.shard}, one of {self.num_slots} environments")

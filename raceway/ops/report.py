@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from raceway.rl import Batch, episode_sums, num_steps
+
+_NONE = np.empty(0)
 WINDOW = 100  # episodes that a mean return is of
 
 
@@ -27,6 +30,59 @@ class TrainStats:
     """How long each phase took."""
     priorities: tuple[np.ndarray, np.ndarray] | None = None
     """Of a batch from prioritised replay: the `index` of its rows, and their new priorities."""
+
+    @classmethod
+    def of(cls, batch: Batch, figures: Mapping[str, Any] | None = None, **seconds: float) -> TrainStats:
+        """Return what is known of a batch that was played, or drawn from replay, and of training on it."""
+        figures = dict(figures or {})
+        errors = figures.pop("td_error", None)
+        if "length" in batch and "episode_return" not in batch:
+            returns, lengths = episode_sums(batch["reward"], batch["length"]), batch["length"]
+        else:
+            returns, lengths = batch.get("episode_return", _NONE), batch.get("episode_length", _NONE)
+        drawn = "index" in batch  # its steps were counted when they were played
+        return cls(
+            num_steps=0 if drawn else num_steps(batch),
+            returns=returns,
+            lengths=lengths,
+            metrics={f"train/{name}": value for name, value in figures.items()},
+            seconds=seconds,
+            priorities=(batch["index"], abs(errors)) if drawn and errors is not None else None,
+        )
+
+    @classmethod
+    def merged(cls, many: Sequence[TrainStats]) -> TrainStats:
+        """Return the figures of several steps as those of one: sums of steps and seconds, means of the rest."""
+        metrics: dict[str, list[float]] = {}
+        seconds: Counter[str] = Counter()
+        for one in many:
+            seconds.update(one.seconds)
+            for name, value in one.metrics.items():
+                metrics.setdefault(name, []).append(value)
+        return cls(
+            num_steps=sum(one.num_steps for one in many),
+            returns=np.concatenate([one.returns for one in many]),
+            lengths=np.concatenate([one.lengths for one in many]),
+            metrics={name: float(np.mean(values)) for name, values in metrics.items()},
+            seconds=dict(seconds),
+        )
+
+
+class MergeStats:
+    """Makes one entry of many training steps: of those that follow a batch that was played, until the next one."""
+
+    def __init__(self) -> None:
+        self.held: list[TrainStats] = []
+
+    def __call__(self, stats: TrainStats) -> list[TrainStats]:
+        """Return what there was before, if this is of a batch that was played."""
+        done = [TrainStats.merged(self.held)] if stats.num_steps and self.held else []
+        self.held = [*([] if done else self.held), stats]
+        return done
+
+    def finish(self) -> list[TrainStats]:
+        """Return what is left."""
+        return [TrainStats.merged(self.held)] if self.held else []
 
 
 class ReportMetrics:

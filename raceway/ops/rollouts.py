@@ -27,12 +27,23 @@ class RolloutSettings:
     seed: int = 0
     network: Any = "mlp"
     hidden: Sequence[int] = field(default=(128,))
+    kind: str = "actor"
+    """Of policy; see `make_policy`."""
+    normalise: bool = False
+    """Whether observations are normalised."""
+    clip_actions: bool = False
+    """Whether environments get actions within their bounds. What was drawn is what is learnt from."""
     num_episodes: int | None = None
     """Whole episodes for all shards together, an item; or"""
     fragment_steps: int | None = None
     """steps for each environment, an item."""
     repeats: bool = True
     """Whether an episode depends on its seed alone; of `Slots`."""
+
+    def make_policy(self, observation_space: Any, action_space: Any, seed: int = 0) -> Policy:
+        """Make the policy that plays."""
+        more = {"kind": self.kind, "normalise": self.normalise, "num_slots": self.slots_per_shard}
+        return make_policy(observation_space, action_space, self.network, self.hidden, seed, **more)  # type: ignore[arg-type]
 
     @property
     def leaves_nothing(self) -> bool:
@@ -79,10 +90,17 @@ class RolloutWorker:
             raise EnvironmentFailed(error.problem, error.slot, f"worker {self.name}, shard {shard}") from error
         if self._policy is None:
             spaces = slots.observation_space, slots.action_space
-            self._policy = make_policy(*spaces, settings.network, settings.hidden, seed=0)
+            self._policy = settings.make_policy(*spaces)
             if self._weights is not None:
                 self._policy.load(self._weights)
-        return Collector(slots, self._policy, seed=settings.seed, shard=shard, worker=self.name)
+        clips = settings.clip_actions
+        return Collector(slots, self._policy, seed=settings.seed, shard=shard, worker=self.name, clip_actions=clips)
+
+    @property
+    def policy(self) -> Policy:
+        """What it plays with."""
+        assert self._policy is not None, "nothing was played yet"
+        return self._policy
 
     def pid(self) -> int:
         """Return the process it lives in."""

@@ -1,142 +1,127 @@
-"""Learning: from batches to better weights, and the weights back to the workers."""
+"""Learning: from batches or gradients to better weights."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+import numpy as np
 
-from raceway.engine.base import Actor, Future
-from raceway.errors import ActorError
-from raceway.flow import send_msg
+from raceway.flow import Envelope, given
+from raceway.ops.learner import Learner, Loss, gradients_of
 from raceway.ops.report import TrainStats
-from raceway.policies import Policy
-from raceway.rl import Batch, concat, discounted_returns, episode_sums, num_steps, parts_of, standardise_episodes
-from raceway.rl.adam import Adam
+from raceway.policies import Weights
+from raceway.rl import Batch, num_steps
 
-Loss = Callable[[Policy, Batch], Tensor]
-
-_PART_NUMBERS = 1 << 19  # numbers that a network works out at once: 2 MB
-
-
-class AddReturns:
-    """Adds a column `return`: what followed each step, discounted, and standardised within its episode."""
-
-    def __init__(self, gamma: float) -> None:
-        self.gamma = gamma
-
-    def __call__(self, batch: Batch) -> Batch:
-        """Return the batch with it."""
-        returns = discounted_returns(batch["reward"], batch["length"], self.gamma)
-        return {**batch, "return": standardise_episodes(returns, batch["length"])}
-
-
-class ConcatBatches:
-    """Makes one batch of a round."""
-
-    def __call__(self, batches: Sequence[Batch]) -> Batch:
-        """Put them behind one another, in the order of the shards."""
-        return concat(batches)
-
-
-class Learner:
-    """The policy that is trained, its optimiser, and how many threads it may use.
-
-    The number of threads is a setting and not the machine's: it changes the last bits of gradients.
-    """
-
-    def __init__(self, policy: Policy, lr: float, threads: int = 1) -> None:
-        self.policy, self.threads = policy, threads
-        self.optimiser = Adam(policy.parameters(), lr)
-
-    def step(self, losses: Iterable[Callable[[], Tensor]]) -> float:
-        """Take one step down the sum of some losses, which are worked out one after the other, and return it."""
-        before = torch.get_num_threads()
-        if before != self.threads:
-            torch.set_num_threads(self.threads)
-        try:
-            self.optimiser.zero_grad()
-            total = 0.0
-            for loss in losses:
-                value = loss()
-                value.backward()
-                total += float(value.detach())
-            self.optimiser.step()
-        finally:
-            if before != self.threads:
-                torch.set_num_threads(before)  # environments beside it are played with one
-        return total
+Schedule = Callable[[int], float]
+"""A number after so many steps of environments."""
 
 
 class TrainOneStep:
-    """One step of the optimiser on each batch.
+    """Trains on each batch: one step of the optimiser, or one for every minibatch of every epoch."""
 
-    The loss of whole episodes must be a mean over them: it is worked out in parts that fit into the caches, which takes
-    two thirds of the time and much less memory.
-    """
+    def __init__(
+        self,
+        learner: Learner,
+        loss: Loss,
+        *,
+        num_epochs: int = 1,
+        num_minibatches: int = 1,
+        lr: Schedule | None = None,
+    ) -> None:
+        self.learner, self.loss, self.lr = learner, loss, lr
+        self.num_epochs, self.num_minibatches = num_epochs, num_minibatches
+        self.steps = 0
 
-    def __init__(self, learner: Learner, loss: Loss, part_steps: int | None = None) -> None:
-        self.learner, self.loss = learner, loss
-        self.part_steps = part_steps or max(_PART_NUMBERS // numbers_a_step(learner.policy), 1)
-
-    def __call__(self, batch: Batch) -> TrainStats:
+    def __call__(self, batch: Batch, *, envelope: Envelope = given) -> TrainStats:
         """Train, and say how it went."""
         begin = time.perf_counter()
-        parts = parts_of(batch, self.part_steps) if "length" in batch else [batch]
-        loss = self.learner.step(partial(self._share, part, batch) for part in parts)
-        if "length" in batch:
-            returns, lengths = episode_sums(batch["reward"], batch["length"]), batch["length"]
-        else:
-            returns, lengths = batch["episode_return"], batch["episode_length"]
-        stats = TrainStats(num_steps=num_steps(batch), returns=returns, lengths=lengths)
-        stats.metrics["train/loss"] = loss
-        stats.seconds["train"] = time.perf_counter() - begin
-        return stats
-
-    def _share(self, part: Batch, batch: Batch) -> Tensor:
-        loss = self.loss(self.learner.policy, part)
-        return loss if part is batch else loss * (len(part["length"]) / len(batch["length"]))
+        lag = None if envelope is given or envelope.version is None else self.learner.version - envelope.version
+        if self.lr is not None:
+            self.learner.optimiser.lr = self.lr(self.steps)
+        self.steps += num_steps(batch)
+        figures = self.learner.train(self.loss, batch, self.num_epochs, self.num_minibatches)
+        if lag is not None:
+            figures["policy_lag"] = lag
+        return TrainStats.of(batch, figures, train=time.perf_counter() - begin)
 
 
-def numbers_a_step(network: nn.Module) -> int:
-    """Return about how many numbers a network works out for one step: its outputs, layer by layer.
+@dataclass
+class Gradients:
+    """What a batch says of the weights, and what is known of the batch."""
 
-    >>> numbers_a_step(nn.Sequential(nn.Linear(4, 128), nn.ReLU(), nn.Linear(128, 2)))
-    130
-    """
-    return sum(len(weight) for weight in network.parameters() if weight.ndim > 1) or 1
+    arrays: Weights
+    stats: TrainStats
 
 
-class UpdateWeights:
-    """Sends the learner's weights to the workers: written once, read by all."""
+class ComputeGradients:
+    """Works out the gradient of a loss where the batch was made, with the weights that are there. On shards."""
 
-    def __init__(self, learner: Learner, workers: Sequence[Actor]) -> None:
-        self.learner, self.workers = learner, workers
-        self.version = 0
-        self._sent: list[Future[Any]] = []
+    def __init__(self, loss: Loss) -> None:
+        self.loss = loss
 
-    def send(self, workers: Sequence[Actor]) -> None:
-        """Send what there is now."""
-        weights = workers[0].engine.put(self.learner.policy.weights())
-        for error in [future.exception() for future in self._sent]:  # done long ago
-            if error is not None and not isinstance(
-                error, ActorError
-            ):  # a worker that died will be told when it is back
-                raise error
-        self._sent = [send_msg(worker, "set_weights", weights, version=self.version) for worker in workers]
+    def __call__(self, batch: Batch, *, actor: Any = given) -> Gradients:
+        """Return the gradient."""
+        arrays, figures = gradients_of(actor.policy, self.loss, batch)
+        return Gradients(arrays, TrainStats.of(batch, figures))
 
-    def send_to(self, worker: Actor) -> Future[Any]:
-        """Send them to one worker, which was restarted."""
-        return send_msg(worker, "set_weights", self.learner.policy.weights(), version=self.version)
+
+class AverageGradients:
+    """Makes one gradient of a round: the mean over all steps."""
+
+    def __call__(self, many: Sequence[Gradients]) -> Gradients:
+        """Return the mean, each counted by its steps."""
+        stats = TrainStats.merged([one.stats for one in many])
+        shares = [one.stats.num_steps / stats.num_steps for one in many]
+        names = many[0].arrays
+        mean = {name: sum(share * one.arrays[name] for share, one in zip(shares, many, strict=True)) for name in names}
+        return Gradients({name: np.asarray(array, np.float32) for name, array in mean.items()}, stats)
+
+
+class ApplyGradients:
+    """Takes a step of the optimiser against each gradient."""
+
+    def __init__(self, learner: Learner) -> None:
+        self.learner = learner
+
+    def __call__(self, gradients: Gradients) -> TrainStats:
+        """Take the step, and say how it went."""
+        begin = time.perf_counter()
+        figures = self.learner.apply(gradients.arrays)
+        gradients.stats.metrics.update({f"train/{name}": value for name, value in figures.items()})
+        gradients.stats.seconds["train"] = time.perf_counter() - begin
+        return gradients.stats
+
+
+class UpdateTarget:
+    """Has the target network take over the weights after every so many training steps."""
+
+    def __init__(self, learner: Learner, every: int) -> None:
+        self.learner, self.every, self.steps = learner, every, 0
+        learner.target.load(learner.policy.weights())
 
     def __call__(self, stats: TrainStats) -> TrainStats:
-        """Send new weights to all, and give on the figures."""
-        begin = time.perf_counter()
-        self.version += 1
-        self.send(self.workers)
-        stats.seconds["weights"] = time.perf_counter() - begin
+        """Count a training step, and give on its figures."""
+        self.steps += 1
+        if self.steps % self.every == 0:
+            self.learner.target.load(self.learner.policy.weights())
         return stats
+
+
+class Explore:
+    """Sets the chance ε with which actions are drawn by chance, from how many steps were played."""
+
+    def __init__(self, learner: Learner, epsilon: Schedule) -> None:
+        self.learner, self.epsilon, self.steps = learner, epsilon, 0
+        self._set()
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Count the steps of a batch, and give it on."""
+        self.steps += num_steps(batch)
+        self._set()
+        return batch
+
+    def _set(self) -> None:
+        self.learner.policy.set_epsilon(self.epsilon(self.steps))

@@ -1,7 +1,14 @@
 """Policies: from observations to actions, for every space of the catalogue."""
 
-from raceway.policies.distributions import Categorical, Distribution, Gaussian, MultiCategorical, distribution_for
-from raceway.policies.networks import LSTM, Encoder, mlp, network_for
+from raceway.policies.distributions import (
+    Categorical,
+    Distribution,
+    EpsilonGreedy,
+    Gaussian,
+    MultiCategorical,
+    distribution_for,
+)
+from raceway.policies.networks import LSTM, Encoder, Normaliser, actor_critic, mlp, network_for
 from raceway.policies.policy import Policy, Weights, as_tensor, make_policy
 
 __all__ = [
@@ -9,10 +16,13 @@ __all__ = [
     "Categorical",
     "Distribution",
     "Encoder",
+    "EpsilonGreedy",
     "Gaussian",
     "MultiCategorical",
+    "Normaliser",
     "Policy",
     "Weights",
+    "actor_critic",
     "as_tensor",
     "distribution_for",
     "make_policy",

@@ -72,6 +72,25 @@ class Categorical(Distribution):
         return params.masked_fill(mask == 0, _BARRED)
 
 
+class EpsilonGreedy(Categorical):
+    """The choice with the highest value, or with a chance of ε any; `params` are the values of the choices."""
+
+    def __init__(self, num: int, start: int = 0, num_slots: int = 1) -> None:
+        super().__init__(num, start)
+        self.epsilon = np.ones(num_slots, np.float32)
+        """One for every row, [B]."""
+
+    def draw(self, params: Array, random: np.random.Generator) -> Array:
+        strays = random.random(len(params)) < self.epsilon
+        chosen = params.argmax(-1)
+        if strays.any():
+            anything = random.integers(self.size, size=len(params))
+            # Of choices that are barred none is made by chance either.
+            barred = np.take_along_axis(params, anything[:, None], -1).squeeze(-1) <= _BARRED
+            chosen = np.where(strays & ~barred, anything, chosen)
+        return chosen + self.start
+
+
 class MultiCategorical(Distribution):
     """Several choices side by side; `params` are their logits, one behind the other."""
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from raceway.policies.distributions import Categorical, Distribution, Gaussian
+from raceway.policies.distributions import Categorical, Distribution, EpsilonGreedy, Gaussian
 from raceway.policies.networks import Encoder, Head
 
 Array = np.ndarray
@@ -45,6 +45,11 @@ class NumpyActor:
         ]
         self.distribution, self.random = distribution, random
         self.choice = isinstance(distribution, Categorical)
+        self.greedy = isinstance(distribution, EpsilonGreedy)
+        self.normaliser = first.normaliser
+        if self.normaliser is not None:
+            self._mean = first.normaliser.mean.numpy()[:, None].copy()
+            self._scale = (1 / first.normaliser.deviation.numpy())[:, None]
         self.deviations = None if self.choice else np.exp(rest[-1].log_std.detach().numpy())
         self._place = _BLOCK
         self._noise = np.empty(0)
@@ -58,6 +63,8 @@ class NumpyActor:
         """Return an action for every observation, [B, ...]."""
         if self.random is None:
             return self.distribution.mode(self.numbers(obs)), state
+        if self.greedy:
+            return self.distribution.draw(self._forward(obs).T, self.random), state
         x = self._next_noise(len(obs))  # which is not used again, so it is added to in place
         x += self._forward(obs).T
         if self.choice:
@@ -69,6 +76,10 @@ class NumpyActor:
         num = len(obs)
         x, steps = self._steps.get(num) or self._plan(num)
         x[:] = obs.reshape(num, self.width).T
+        if self.normaliser is not None:
+            x -= self._mean
+            x *= self._scale
+            np.clip(x, -self.normaliser.limit, self.normaliser.limit, out=x)
         for weight, before, x, activation in steps:
             np.dot(weight, before, x)
             if activation is not None:
@@ -107,7 +118,7 @@ def numpy_actor(
 
     >>> numpy_actor(nn.Sequential(nn.Linear(2, 3), nn.Softplus()), Categorical(3), None)
     """
-    if type(distribution) not in (Categorical, Gaussian) or not _is_plain(network):
+    if type(distribution) not in (Categorical, EpsilonGreedy, Gaussian) or not _is_plain(network):
         return None
     if type(distribution) is Gaussian and type(list(network.children())[-1]) is not Head:
         return None

@@ -19,12 +19,52 @@ State = dict[str, Tensor]
 """What a recurrent network remembers, one row an environment. A feed-forward one's is empty."""
 
 
+class Normaliser(nn.Module):
+    """Shifts and scales vectors to a mean of 0 and a deviation of 1, by what it was shown of them.
+
+    What it knows is in buffers, so it travels with the weights and is saved with them.
+    """
+
+    limit = 10.0
+    """How far from 0 a number can be afterwards."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.mean: Tensor
+        self.var: Tensor
+        self.count: Tensor
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("var", torch.ones(size))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((x - self.mean) / self.deviation).clamp(-self.limit, self.limit)
+
+    @property
+    def deviation(self) -> Tensor:
+        """What it divides by."""
+        return (self.var + 1e-8).sqrt()
+
+    def observe(self, rows: Tensor) -> None:
+        """Take in rows of vectors, [N, size]: Chan et al. 1979, the mean and variance of two sets together."""
+        rows = rows.double()
+        num, before = len(rows), float(self.count)
+        if num == 0:
+            return
+        mean, var, total = rows.mean(0), rows.var(0, correction=0), before + num
+        apart = mean - self.mean
+        spread = before * self.var.double() + num * var + apart**2 * (before * num / total)
+        self.mean += (apart * (num / total)).to(self.mean.dtype)
+        self.var.copy_(spread / total)
+        self.count.fill_(total)
+
+
 class Encoder(nn.Module):
     """Turns observations of any space into vectors. `size` is their length."""
 
     size: int
 
-    def __init__(self, space: spaces.Space) -> None:
+    def __init__(self, space: spaces.Space, normalise: bool = False) -> None:
         super().__init__()
         self.kind = "flat"
         self.num_dims = len(space.shape or ())
@@ -47,17 +87,23 @@ class Encoder(nn.Module):
             self.size = self.images.size
         else:
             self.size = math.prod(space.shape or ())
+        self.normaliser = Normaliser(self.size) if normalise and self.kind == "flat" else None
 
     def forward(self, obs: Any) -> Tensor:
         if self.kind == "parts":
             return torch.cat([part(obs[name]) for name, part in zip(self.names, self.parts, strict=True)], -1)
         if self.kind == "image":
             return self.images(obs)
-        flat = obs if self.num_dims == 1 else obs.flatten(-self.num_dims) if self.num_dims else obs.unsqueeze(-1)
+        flat = self.flat(obs)
         if self.kind == "flat":
-            return flat if flat.dtype == torch.float32 else flat.float()
+            flat = flat if flat.dtype == torch.float32 else flat.float()
+            return flat if self.normaliser is None else self.normaliser(flat)
         chosen = zip(flat.unbind(-1), self.starts, self.counts, strict=True)
         return torch.cat([one_hot((column - start).long(), count) for column, start, count in chosen], -1).float()
+
+    def flat(self, obs: Tensor) -> Tensor:
+        """Return observations as vectors."""
+        return obs if self.num_dims == 1 else obs.flatten(-self.num_dims) if self.num_dims else obs.unsqueeze(-1)
 
 
 def is_image(space: spaces.Space) -> bool:
@@ -105,15 +151,49 @@ def mlp(
     action_space: spaces.Space,
     hidden: Sequence[int] = (128,),
     activation: type[nn.Module] = nn.ReLU,
+    encoder: Encoder | None = None,
 ) -> nn.Sequential:
     """Return a feed-forward network: an encoder, hidden layers, and a head for the actions."""
-    encoder = Encoder(observation_space)
+    layers, size = _layers(encoder or Encoder(observation_space), hidden, activation)
+    return nn.Sequential(*layers, Head(size, action_space))
+
+
+def _layers(encoder: Encoder, hidden: Sequence[int], activation: type[nn.Module]) -> tuple[list[nn.Module], int]:
     layers: list[nn.Module] = [encoder]
     size = encoder.size
     for width in hidden:
         layers += [nn.Linear(size, width), activation()]
         size = width
-    return nn.Sequential(*layers, Head(size, action_space))
+    return layers, size
+
+
+def actor_critic(
+    observation_space: spaces.Space,
+    action_space: spaces.Space,
+    hidden: Sequence[int] = (64, 64),
+    normalise: bool = False,
+) -> tuple[nn.Sequential, nn.Module]:
+    """Return a network that acts and one that values: two of them, or for pictures one with two heads.
+
+    Of two, the second is a whole network; of one, it goes on from what the first has before its head. Weights are
+    orthogonal, and the policy's last ones small, as Andrychowicz et al. 2020 (https://arxiv.org/abs/2006.05990) advise.
+    """
+    encoder = Encoder(observation_space, normalise)
+    pictures = encoder.kind != "flat" and any(isinstance(part, Images) for part in encoder.modules())
+    activation = nn.ReLU if pictures else nn.Tanh
+    acting = mlp(observation_space, action_space, hidden, activation, encoder)
+    if pictures:
+        valuing: nn.Module = nn.Linear(acting[-1].in_features, 1)  # type: ignore[arg-type]
+    else:
+        layers, size = _layers(encoder, hidden, activation)
+        valuing = nn.Sequential(*layers, nn.Linear(size, 1))
+    for layer in [*acting.modules(), *valuing.modules()]:
+        if isinstance(layer, (nn.Linear, nn.Conv2d)):
+            last = layer is acting[-1] or (layer.out_features == 1 if isinstance(layer, nn.Linear) else False)
+            gain = (0.01 if layer is acting[-1] else 1.0) if last else math.sqrt(2)
+            nn.init.orthogonal_(layer.weight, gain)
+            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+    return acting, valuing
 
 
 class LSTM(nn.Module):

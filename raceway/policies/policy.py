@@ -11,10 +11,10 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from raceway.errors import ConfigError
-from raceway.policies.distributions import Gaussian, distribution_for
+from raceway.errors import ConfigError, known
+from raceway.policies.distributions import EpsilonGreedy, Gaussian, distribution_for
 from raceway.policies.in_numpy import numpy_actor
-from raceway.policies.networks import State, network_for
+from raceway.policies.networks import Encoder, Normaliser, State, actor_critic, network_for
 from raceway.rl import Batch, empty, obs_space_of, tree_map
 
 Array = np.ndarray
@@ -25,12 +25,20 @@ Weights = dict[str, Array]
 class Policy(nn.Module):
     """What acts, and what is trained."""
 
-    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, network: nn.Module) -> None:
+    def __init__(
+        self,
+        observation_space: spaces.Space,
+        action_space: spaces.Space,
+        network: nn.Module,
+        critic: nn.Module | None = None,
+    ) -> None:
         super().__init__()
         self.seen_space, self.has_mask = obs_space_of(observation_space)
         self.unwraps = self.has_mask and set(observation_space.keys()) == {"observation", "action_mask"}  # type: ignore[attr-defined]
         self.distribution = distribution_for(action_space)
-        self.network = network
+        self.network, self.critic = network, critic
+        self.rewards = Normaliser(1) if critic is not None else None
+        """The spread of discounted returns, by which rewards may be scaled."""
         self.recurrent = hasattr(network, "initial_state")
         self.log_std: nn.Parameter | None = None
         self._check()
@@ -56,11 +64,46 @@ class Policy(nn.Module):
 
     def forward(self, obs: Any, state: State) -> tuple[Tensor, State]:
         """Return the parameters of the distribution, and what is to be remembered."""
+        params, state = self._run(self._seen(obs), state)
+        return self._allowed(params, obs), state
+
+    def _seen(self, obs: Any) -> Any:
+        """Return what the network sees of observations: not the mask."""
         if not self.has_mask:
-            return self._run(obs, state)
+            return obs
         rest = {key: part for key, part in obs.items() if key != "action_mask"}
-        params, state = self._run(next(iter(rest.values())) if self.unwraps else rest, state)
-        return self.distribution.masked(params, obs["action_mask"]), state
+        return next(iter(rest.values())) if self.unwraps else rest
+
+    def _allowed(self, params: Tensor, obs: Any) -> Tensor:
+        return self.distribution.masked(params, obs["action_mask"]) if self.has_mask else params
+
+    def evaluate(self, obs: Any) -> tuple[Tensor, Tensor]:
+        """Return the parameters of the distribution and the values V(s), [N, size] and [N]."""
+        assert self.critic is not None
+        seen = self._seen(obs)
+        if isinstance(self.critic, nn.Linear):  # a second head
+            features = self.network[:-1](seen)  # type: ignore[index]
+            return self._allowed(self.network[-1](features), obs), self.critic(features).squeeze(-1)  # type: ignore[index]
+        return self(obs, {})[0], self.critic(seen).squeeze(-1)
+
+    def values(self, obs: Any) -> Tensor:
+        """Return V(s), [N]."""
+        assert self.critic is not None
+        seen = self._seen(obs)
+        features = self.network[:-1](seen) if isinstance(self.critic, nn.Linear) else seen  # type: ignore[index]
+        return self.critic(features).squeeze(-1)
+
+    def set_epsilon(self, epsilon: Any) -> None:
+        """Set the chance of an action drawn by chance: one for all, or one for every slot. It goes with the weights."""
+        self.epsilon.copy_(torch.as_tensor(epsilon))  # type: ignore[operator]
+
+    def observe(self, rows: Batch) -> None:
+        """Show a batch of tensors to the normalisers, if there are any."""
+        encoder = next(iter(self.network.children()), None)
+        if isinstance(encoder, Encoder) and encoder.normaliser is not None:
+            encoder.normaliser.observe(encoder.flat(self._seen(rows["obs"])).reshape(-1, encoder.size))
+        if self.rewards is not None and "running_return" in rows:
+            self.rewards.observe(rows["running_return"].reshape(-1, 1))
 
     def _run(self, obs: Any, state: State) -> tuple[Tensor, State]:
         params, state = self.network(obs, state) if self.recurrent else (self.network(obs), state)
@@ -104,7 +147,7 @@ class Policy(nn.Module):
 
     def weights(self) -> Weights:
         """Return the parameters as arrays, which share the network's memory."""
-        return {name: value.detach().numpy() for name, value in self.state_dict().items()}
+        return {name: value.detach().cpu().numpy() for name, value in self.state_dict().items()}
 
     def load(self, weights: Weights) -> None:
         """Take over parameters."""
@@ -121,9 +164,14 @@ class Policy(nn.Module):
         return digest.hexdigest()
 
 
-def as_tensor(array: Array) -> Tensor:
+def as_tensor(array: Array | Tensor) -> Tensor:
     """Return an array as a tensor. One that came from another process is read-only, which torch does not know."""
+    if isinstance(array, Tensor):
+        return array
     return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+KINDS = ("actor", "actor-critic", "values")
 
 
 def make_policy(
@@ -132,10 +180,44 @@ def make_policy(
     network: Any = "mlp",
     hidden: Sequence[int] = (128,),
     seed: int | None = None,
+    kind: str = "actor",
+    normalise: bool = False,
+    num_slots: int = 1,
 ) -> Policy:
-    """Make an untrained policy. A seed gives the same weights every time; torch's own generator is left alone."""
+    """Make an untrained policy. A seed gives the same weights every time; torch's own generator is left alone.
+
+    Args:
+        observation_space: what is seen.
+        action_space: what is done.
+        network: `mlp`, `lstm`, or a function of the two spaces that returns a network.
+        hidden: widths of its hidden layers.
+        seed: of its weights.
+        kind: `actor`; `actor-critic`, with a second network for the value of a state; or `values`, where the numbers
+            are values of choices, of which the best is made but for a chance of ε.
+        normalise: whether observations are normalised by what has been seen so far; of an actor-critic.
+        num_slots: environments that it plays at once; of `values`, where each has an ε of its own.
+    """
+    seen, _ = obs_space_of(observation_space)
+    if known("kind of policy", kind, KINDS) != "actor" and network == "lstm":
+        raise ConfigError("the lstm is a network for reinforce so far. Use the mlp, or a network of your own.")
     with torch.random.fork_rng(devices=[]):
         if seed is not None:
             torch.manual_seed(seed)
-        seen, _ = obs_space_of(observation_space)
-        return Policy(observation_space, action_space, network_for(seen, action_space, network, hidden))
+        critic: nn.Module | None = None
+        if kind == "actor-critic":
+            made, critic = actor_critic(seen, action_space, tuple(hidden), normalise)
+            if network != "mlp":
+                made = network_for(seen, action_space, network, hidden)  # type: ignore[assignment]
+        else:
+            made = network_for(seen, action_space, network, hidden)  # type: ignore[assignment]
+        policy = Policy(observation_space, action_space, made, critic)
+    return _greedy(policy, action_space, num_slots) if kind == "values" else policy
+
+
+def _greedy(policy: Policy, space: spaces.Space, num_slots: int) -> Policy:
+    """Have a policy choose by value."""
+    if not isinstance(space, spaces.Discrete):
+        raise ConfigError(f"values are of actions to choose from (Discrete), not of {space}")
+    policy.distribution = EpsilonGreedy(int(space.n), int(space.start), num_slots)
+    policy.register_buffer("epsilon", torch.from_numpy(policy.distribution.epsilon))
+    return policy

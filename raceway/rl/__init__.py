@@ -1,19 +1,24 @@
 """The mathematics of reinforcement learning as small pure functions on arrays, and what a batch of them is."""
 
+from raceway.rl.advantages import VTrace, generalised_advantages, v_trace
 from raceway.rl.batch import Batch, concat, num_steps, parts_of, tree_map
 from raceway.rl.returns import discounted_returns, episode_sums, standardise_episodes
+from raceway.rl.schedules import Linear
 from raceway.rl.spaces import empty, fill, obs_space_of, row_of
 from raceway.rl.statistics import bootstrap_interval, interquartile_mean
 from raceway.rl.transitions import n_step_transitions, next_obs_of, sequences
 
 __all__ = [
     "Batch",
+    "Linear",
+    "VTrace",
     "bootstrap_interval",
     "concat",
     "discounted_returns",
     "empty",
     "episode_sums",
     "fill",
+    "generalised_advantages",
     "interquartile_mean",
     "n_step_transitions",
     "next_obs_of",
@@ -24,4 +29,5 @@ __all__ = [
     "sequences",
     "standardise_episodes",
     "tree_map",
+    "v_trace",
 ]

@@ -45,7 +45,9 @@ def num_steps(batch: Batch) -> int:
     >>> num_steps({"reward": np.zeros((5, 2))})
     10
     """
-    return int(batch["valid"].sum()) if "valid" in batch else int(np.size(batch["reward"]))
+    if "valid" in batch:
+        return int(batch["valid"].sum())
+    return int(np.size(batch["reward"])) if "reward" in batch else len(batch["action"])
 
 
 def parts_of(batch: Batch, num_steps: int) -> list[Batch]:

@@ -23,7 +23,9 @@ def add_options(parser: argparse.ArgumentParser, config: type[Any]) -> None:
         if default is not None:
             text = f"{text} [{default}]"
         option = "--" + one.name.replace("_", "-")
-        if _is_mapping(hints[one.name]):
+        if hints[one.name] is bool:
+            parser.add_argument(option, action=argparse.BooleanOptionalAction, help=text)
+        elif _is_mapping(hints[one.name]):
             parser.add_argument(option, nargs="+", action="extend", metavar="KEY=VALUE", type=pair, help=text)
         else:
             convert, name = _converter(hints[one.name])

@@ -1,0 +1,82 @@
+"""A2C: advantage actor-critic, in step.
+
+Paper: Mnih et al. 2016, https://arxiv.org/abs/1602.01783
+
+    rollouts -> advantages      on every worker
+       -> one batch
+       -> one Adam step         on the learner
+       -> weights               to all workers
+
+Differs from the paper: in step instead of asynchronous (that is `a3c`), and Adam instead of RMSProp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from raceway.algorithms.base import AlgorithmConfig, Context, algorithm
+from raceway.flow import Iter, ParIter
+from raceway.ops import AddAdvantages, ConcatBatches, TrainOneStep, TrainStats
+from raceway.policies import Policy
+from raceway.rl import Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(AlgorithmConfig):
+    """Settings of A2C."""
+
+    kind: ClassVar[str] = "actor-critic"
+    clip_actions: ClassVar[bool] = True
+
+    num_envs: int = 8
+    """Environments that are played at the same time, in all shards together."""
+    hidden: tuple[int, ...] | None = (64, 64)
+    """Widths of the hidden layers, of the policy and of the values."""
+    fragment_steps: int = 5
+    """Steps that each environment plays for one step of the optimiser."""
+    lr: float = 7e-4
+    """Adam step size."""
+    max_grad_norm: float | None = 0.5
+    """Norm that gradients are clipped to; without it, they are not."""
+    lam: float = 1.0
+    """How far advantages look beyond one step, λ."""
+    value_coef: float = 0.5
+    """Weight of the error of the values."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy of the policy."""
+    normalise_obs: bool = False
+    """Normalise observations by what has been seen so far."""
+    scale_rewards: bool = False
+    """Divide rewards by the spread of discounted returns."""
+
+
+PRESETS = {
+    "CartPole-v1": {"num_envs": 16, "num_shards": 1, "fragment_steps": 8, "lr": 3e-3, "total_timesteps": 500_000},
+}
+
+
+def loss(policy: Policy, batch: Batch, cfg: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return -log π(a|s) A + c₁ (V(s) - target)² - c₂ H(π(·|s)), means over the batch, [N]."""
+    params, values = policy.evaluate(batch["obs"])
+    log_prob = policy.distribution.log_prob(params, batch["action"])
+    policy_loss = -(log_prob * batch["advantage"]).mean()
+    value_loss = (values - batch["value_target"]).square().mean()
+    entropy = policy.distribution.entropy(params).mean()
+    total = policy_loss + cfg.value_coef * value_loss - cfg.entropy_coef * entropy
+    return total, {"policy_gradient_loss": policy_loss, "value_loss": value_loss, "entropy_loss": -entropy}
+
+
+@algorithm("a2c", Config, presets=PRESETS)
+def a2c(rollouts: ParIter[Batch], cfg: Config, ctx: Context) -> Iter[TrainStats]:
+    """Return the plan."""
+    return (
+        rollouts.for_each(AddAdvantages(cfg.gamma, cfg.lam, cfg.scale_rewards))
+        .gather_sync()
+        .for_each(ConcatBatches())
+        .for_each(TrainOneStep(ctx.learner, partial(loss, cfg=cfg), lr=cfg.falling(cfg.lr)))
+        .for_each(ctx.weights())
+    )

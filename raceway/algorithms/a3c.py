@@ -1,0 +1,46 @@
+"""A3C: asynchronous advantage actor-critic.
+
+Paper: Mnih et al. 2016, https://arxiv.org/abs/1602.01783
+
+    rollouts -> advantages -> gradients     on every worker
+       ~> one Adam step, as they arrive     on the learner
+       -> weights                           to the sender only
+
+Differs from the paper: Adam instead of shared RMSProp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from raceway.algorithms import a2c
+from raceway.algorithms.base import Context, algorithm
+from raceway.flow import Iter, ParIter
+from raceway.ops import AddAdvantages, ApplyGradients, ComputeGradients, TrainStats
+from raceway.rl import Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(a2c.Config):
+    """Settings of A3C."""
+
+    fragment_steps: int = 20
+    """Steps that each environment plays for one gradient."""
+
+
+PRESETS = {
+    "CartPole-v1": {"num_envs": 16, "num_shards": 2, "fragment_steps": 16, "lr": 2e-3, "total_timesteps": 500_000},
+}
+
+
+@algorithm("a3c", Config, presets=PRESETS)
+def a3c(rollouts: ParIter[Batch], cfg: Config, ctx: Context) -> Iter[TrainStats]:
+    """Return the plan."""
+    return (
+        rollouts.for_each(AddAdvantages(cfg.gamma, cfg.lam, cfg.scale_rewards))
+        .for_each(ComputeGradients(partial(a2c.loss, cfg=cfg)))
+        .gather_async()
+        .for_each(ApplyGradients(ctx.learner))
+        .for_each(ctx.weights(to="senders"))
+    )

@@ -1,0 +1,126 @@
+"""Ape-X: distributed prioritised replay, for DQN.
+
+Paper: Horgan et al. 2018, https://arxiv.org/abs/1803.00933
+
+    store:    rollouts -> transitions over n steps -> priorities    on every worker
+                 ~> shards of prioritised replay
+                 -> weights                                         to a worker whose weights are old
+    replay:   batches drawn from the shards
+                 ~> one Adam step                                   on the learner
+                 -> new priorities, to the shard; target network
+    as they come, within limits of how far one may be ahead of the other
+
+Differs from the paper: Adam instead of RMSProp; no dueling heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import smooth_l1_loss
+
+from raceway.algorithms import dqn
+from raceway.algorithms.base import Context, algorithm
+from raceway.errors import whole
+from raceway.flow import Iter, ParIter, union_async
+from raceway.ops import (
+    MergeStats,
+    ReplaySettings,
+    StoreToReplay,
+    TrainOneStep,
+    TrainStats,
+    Transitions,
+    UpdatePriorities,
+    UpdateTarget,
+    parallel_replay,
+    replay_limits,
+)
+from raceway.policies import Policy
+from raceway.rl import Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(dqn.Config):
+    """Settings of Ape-X."""
+
+    num_envs: int = 32
+    """Environments that are played at the same time, in all shards together."""
+    fragment_steps: int = 50
+    """Steps that each environment plays for one fragment."""
+    batch_size: int = 512
+    """Transitions for one step of the optimiser."""
+    n_step: int = 3
+    """Rewards of one transition."""
+    replay_shards: int = 2
+    """Actors that replay is divided over."""
+    alpha: float = 0.6
+    """How much priorities count."""
+    beta: float = 0.4
+    """How far weights make up for that."""
+    epsilon: float = 0.4
+    """Chance of an action drawn by chance: εⁱ, with i from 1 to 8 over the environments of a shard."""
+    weights_every: int = 1
+    """Fragments that a worker plays with the same weights."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole("replay_shards", self.replay_shards)
+        whole("n_step", self.n_step)
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "CartPole-v1": {
+        "num_envs": 32, "num_shards": 2, "fragment_steps": 16, "hidden": (256, 256), "lr": 1e-3, "batch_size": 128,
+        "buffer_size": 50_000, "learning_starts": 2000, "steps_per_update": 8, "target_every": 100,
+        "total_timesteps": 200_000,
+    },
+}  # fmt: skip
+
+
+def loss(policy: Policy, batch: Batch, target: Policy) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the weighted Huber loss of Q(s, a) - (Σ γᵏ r + γⁿ Q'(s', argmax Q(s', ·))); the batch is [N]."""
+    with torch.no_grad():
+        best = policy(batch["next_obs"], {})[0].argmax(-1, keepdim=True)
+        later = target(batch["next_obs"], {})[0].gather(-1, best).squeeze(-1)
+        wanted = batch["reward"] + batch["discount"] * later
+    values = policy(batch["obs"], {})[0].gather(-1, batch["action"][:, None]).squeeze(-1)
+    losses = smooth_l1_loss(values, wanted, reduction="none") * batch["weight"]
+    return losses.mean(), {"q_values": values.mean(), "td_error": values - wanted}
+
+
+@algorithm("apex", Config, actions=("discrete",), presets=PRESETS)
+def apex(rollouts: ParIter[Batch], cfg: Config, ctx: Context) -> Iter[TrainStats]:
+    """Return the plan."""
+    settings = ReplaySettings(
+        capacity=cfg.buffer_size,
+        batch_size=cfg.batch_size,
+        num_shards=cfg.replay_shards,
+        min_size=max(1, cfg.learning_starts // (2 * cfg.replay_shards)),
+        seed=cfg.seed,
+        alpha=cfg.alpha,
+        beta=cfg.beta,
+        stacked=cfg.stacked_frames,
+    )
+    shards = ctx.replay(settings)
+    ctx.learner.policy.set_epsilon(cfg.epsilon ** torch.linspace(1, 8, cfg.num_envs // (cfg.num_shards or 1)))
+    store = (
+        rollouts.for_each(Transitions(cfg.gamma, cfg.n_step))
+        .gather_async()
+        .for_each(StoreToReplay(shards))
+        .for_each(ctx.weights(to="senders", every=cfg.weights_every))
+        .for_each(TrainStats.of)
+    )
+    replay = (
+        parallel_replay(shards)
+        .for_each(TrainOneStep(ctx.learner, partial(loss, target=ctx.learner.target)))
+        .for_each(UpdatePriorities())
+        .for_each(UpdateTarget(ctx.learner, cfg.target_every))
+    )
+    per_insert = cfg.batch_size / cfg.steps_per_update
+    ahead = 2 * cfg.num_envs * cfg.fragment_steps
+    limits = replay_limits(per_insert, batch_size=cfg.batch_size, min_size=cfg.learning_starts, ahead=ahead)
+    return union_async(store=store, replay=replay, limits=limits).combine(MergeStats())

@@ -1,0 +1,120 @@
+"""DQN: deep Q-networks.
+
+Paper: Mnih et al. 2015, https://doi.org/10.1038/nature14236
+
+    store:    rollouts -> transitions        on every worker
+                 -> replay
+    replay:   batches drawn from it
+                 -> one Adam step            on the learner
+                 -> target network, weights to all workers
+    in turn, so many steps of the optimiser for so many of the environments
+
+Differs from the paper: Adam instead of RMSProp, the Huber loss instead of clipped errors (the same gradient), many
+environments at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import smooth_l1_loss
+
+from raceway.algorithms.base import AlgorithmConfig, Context, algorithm
+from raceway.flow import Iter, ParIter, union
+from raceway.ops import (
+    ConcatBatches,
+    Explore,
+    MergeStats,
+    ReplaySettings,
+    StoreToReplay,
+    TrainOneStep,
+    TrainStats,
+    Transitions,
+    UpdateTarget,
+    parallel_replay,
+    replay_limits,
+)
+from raceway.policies import Policy
+from raceway.rl import Batch, Linear
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(AlgorithmConfig):
+    """Settings of DQN."""
+
+    kind: ClassVar[str] = "values"
+
+    num_envs: int = 4
+    """Environments that are played at the same time, in all shards together."""
+    hidden: tuple[int, ...] | None = (64, 64)
+    """Widths of the hidden layers."""
+    fragment_steps: int = 1
+    """Steps that each environment plays before it is learnt from again."""
+    lr: float = 1e-4
+    """Adam step size."""
+    max_grad_norm: float | None = 10.0
+    """Norm that gradients are clipped to; without it, they are not."""
+    batch_size: int = 32
+    """Transitions for one step of the optimiser."""
+    buffer_size: int = 1_000_000
+    """Transitions that replay holds."""
+    learning_starts: int = 100
+    """Steps of environments before the first of the optimiser."""
+    steps_per_update: float = 4.0
+    """Steps of environments for one of the optimiser."""
+    target_every: int = 2500
+    """Steps of the optimiser before the target network takes over the weights."""
+    epsilon: float = 0.05
+    """Chance of an action drawn by chance, in the end."""
+    epsilon_steps: int = 100_000
+    """Steps of environments over which that chance falls to it from 1."""
+    stacked_frames: bool = False
+    """Store the frames of stacked pictures once."""
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "CartPole-v1": {
+        "num_envs": 16, "num_shards": 1, "fragment_steps": 16, "hidden": (256, 256), "lr": 2.3e-3, "batch_size": 64,
+        "buffer_size": 100_000, "learning_starts": 1000, "steps_per_update": 2, "target_every": 128, "epsilon": 0.04,
+        "epsilon_steps": 8000, "total_timesteps": 50_000,
+    },
+}  # fmt: skip
+
+
+def loss(policy: Policy, batch: Batch, target: Policy) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the Huber loss of Q(s, a) - (r + γ max Q'(s', ·)), where Q' is the target network; the batch is [N]."""
+    with torch.no_grad():
+        later = target(batch["next_obs"], {})[0].amax(-1)
+        wanted = batch["reward"] + batch["discount"] * later
+    values = policy(batch["obs"], {})[0].gather(-1, batch["action"][:, None]).squeeze(-1)
+    return smooth_l1_loss(values, wanted), {"q_values": values.mean()}
+
+
+@algorithm("dqn", Config, actions=("discrete",), presets=PRESETS)
+def dqn(rollouts: ParIter[Batch], cfg: Config, ctx: Context) -> Iter[TrainStats]:
+    """Return the plan."""
+    steps = cfg.num_envs * cfg.fragment_steps  # of environments, a round
+    shards = ctx.replay(
+        ReplaySettings(capacity=cfg.buffer_size, batch_size=cfg.batch_size, seed=cfg.seed, stacked=cfg.stacked_frames)
+    )
+    store = (
+        rollouts.for_each(Transitions(cfg.gamma))
+        .gather_sync()
+        .for_each(ConcatBatches())
+        .for_each(Explore(ctx.learner, Linear(1.0, cfg.epsilon, cfg.epsilon_steps)))
+        .for_each(StoreToReplay(shards))
+        .for_each(TrainStats.of)
+    )
+    replay = (
+        parallel_replay(shards, in_step=True)
+        .for_each(TrainOneStep(ctx.learner, partial(loss, target=ctx.learner.target)))
+        .for_each(UpdateTarget(ctx.learner, cfg.target_every))
+        .for_each(ctx.weights(every=max(1, round(steps / cfg.steps_per_update))))
+    )
+    per_insert = cfg.batch_size / cfg.steps_per_update
+    limits = replay_limits(per_insert, batch_size=cfg.batch_size, min_size=cfg.learning_starts, ahead=steps)
+    return union(store=store, replay=replay, limits=limits).combine(MergeStats())

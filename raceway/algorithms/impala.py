@@ -1,0 +1,104 @@
+"""IMPALA: actors that do not wait for the learner, and corrections for that.
+
+Paper: Espeholt et al. 2018, https://arxiv.org/abs/1802.01561
+
+    rollouts                           on every worker
+       ~> one batch of several
+       -> one Adam step on V-trace     on the learner
+       -> weights                      to the workers whose fragments were used
+
+Differs from the paper: Adam instead of RMSProp; the networks are those of the other algorithms here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from raceway.algorithms.base import AlgorithmConfig, Context, algorithm
+from raceway.flow import Iter, ParIter
+from raceway.ops import AddLogProbs, ConcatFragments, TrainOneStep, TrainStats
+from raceway.policies import Policy
+from raceway.rl import Batch, v_trace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(AlgorithmConfig):
+    """Settings of IMPALA."""
+
+    kind: ClassVar[str] = "actor-critic"
+    clip_actions: ClassVar[bool] = True
+
+    num_envs: int = 32
+    """Environments that are played at the same time, in all shards together."""
+    hidden: tuple[int, ...] | None = (64, 64)
+    """Widths of the hidden layers, of the policy and of the values."""
+    fragment_steps: int = 20
+    """Steps that each environment plays for one fragment."""
+    num_fragments: int = 1
+    """Fragments, each of one shard, for one step of the optimiser."""
+    num_async: int = 1
+    """Fragments that a shard may be ahead."""
+    lr: float = 6e-4
+    """Adam step size."""
+    max_grad_norm: float | None = 40.0
+    """Norm that gradients are clipped to; without it, they are not."""
+    lam: float = 1.0
+    """How far the targets look beyond one step, λ."""
+    max_rho: float = 1.0
+    """The most that an action counts, ρ̄."""
+    value_coef: float = 0.5
+    """Weight of the error of the values."""
+    entropy_coef: float = 0.01
+    """Weight of the entropy of the policy."""
+    normalise_obs: bool = False
+    """Normalise observations by what has been seen so far."""
+    scale_rewards: bool = False
+    """Divide rewards by the spread of discounted returns."""
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "CartPole-v1": {
+        "num_envs": 128, "num_shards": 2, "fragment_steps": 16, "lr": 3e-3, "max_grad_norm": 0.5, "lam": 0.95,
+        "total_timesteps": 500_000,
+    },
+}  # fmt: skip
+
+
+def loss(policy: Policy, batch: Batch, cfg: Config) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return -log π(a|s) A + c₁ (V(s) - v)² - c₂ H(π(·|s)), means over the steps that count; the batch is [T, B].
+
+    The advantage A and the target v are V-trace's.
+    """
+    params, values = policy.evaluate(batch["obs"])
+    log_prob = policy.distribution.log_prob(params, batch["action"])
+    entropies = policy.distribution.entropy(params)
+    with torch.no_grad():
+        ratios, rewards, ended = (log_prob - batch["log_prob"]).numpy(), batch["reward"].numpy(), batch["ended"].numpy()
+        seen, last = values.numpy(), policy.values(batch["last_obs"]).numpy()
+        found = v_trace(ratios, rewards, seen, last, ended, cfg.gamma, lam=cfg.lam, max_rho=cfg.max_rho)
+        targets, advantages = map(torch.from_numpy, found)
+    counts = batch["valid"] if "valid" in batch else torch.ones_like(values)
+    share = counts / counts.sum()
+    policy_loss = -(log_prob * advantages * share).sum()
+    value_loss = ((values - targets).square() * share).sum()
+    entropy = (entropies * share).sum()
+    total = policy_loss + cfg.value_coef * value_loss - cfg.entropy_coef * entropy
+    return total, {"policy_gradient_loss": policy_loss, "value_loss": value_loss, "entropy_loss": -entropy}
+
+
+@algorithm("impala", Config, presets=PRESETS)
+def impala(rollouts: ParIter[Batch], cfg: Config, ctx: Context) -> Iter[TrainStats]:
+    """Return the plan."""
+    return (
+        rollouts.for_each(AddLogProbs(cfg.gamma, cfg.scale_rewards))
+        .gather_async(cfg.num_async)
+        .batch(cfg.num_fragments)
+        .for_each(ConcatFragments())
+        .for_each(TrainOneStep(ctx.learner, partial(loss, cfg=cfg), lr=cfg.falling(cfg.lr)))
+        .for_each(ctx.weights(to="senders"))
+    )

@@ -1,0 +1,113 @@
+"""PPO: proximal policy optimisation, with a clipped objective.
+
+Paper: Schulman et al. 2017, https://arxiv.org/abs/1707.06347
+
+    rollouts -> advantages                          on every worker
+       -> one batch, advantages standardised
+       -> epochs of Adam steps over minibatches     on the learner
+       -> weights                                   to all workers
+
+Differs from the paper: advantages are standardised over the whole batch, gradients are clipped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from raceway.algorithms.base import AlgorithmConfig, Context, algorithm
+from raceway.flow import Iter, ParIter
+from raceway.ops import AddAdvantages, ConcatBatches, StandardizeFields, TrainOneStep, TrainStats
+from raceway.policies import Policy
+from raceway.rl import Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(AlgorithmConfig):
+    """Settings of PPO."""
+
+    kind: ClassVar[str] = "actor-critic"
+    clip_actions: ClassVar[bool] = True
+
+    num_envs: int = 8
+    """Environments that are played at the same time, in all shards together."""
+    hidden: tuple[int, ...] | None = (64, 64)
+    """Widths of the hidden layers, of the policy and of the values."""
+    fragment_steps: int = 256
+    """Steps that each environment plays for one batch."""
+    num_epochs: int = 10
+    """How often the batch is gone through."""
+    num_minibatches: int = 32
+    """Parts that it is divided into, each for one step of the optimiser."""
+    clip: float = 0.2
+    """How far the probability of an action may move, as a share."""
+    lam: float = 0.95
+    """How far advantages look beyond one step, λ."""
+    value_coef: float = 0.5
+    """Weight of the error of the values."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy of the policy."""
+    max_grad_norm: float | None = 0.5
+    """Norm that gradients are clipped to; without it, they are not."""
+    adam_epsilon: float = 1e-5
+    """What Adam adds to what it divides by."""
+    lr_end: float = 0.0
+    """Step size at the end of the run, if its total_timesteps are given."""
+    normalise_obs: bool = False
+    """Normalise observations by what has been seen so far."""
+    scale_rewards: bool = False
+    """Divide rewards by the spread of discounted returns."""
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "CartPole-v1": {
+        "num_envs": 64, "num_shards": 1, "fragment_steps": 32, "num_epochs": 4, "num_minibatches": 8, "gamma": 0.98,
+        "lam": 0.9, "lr": 3e-3, "total_timesteps": 100_000,
+    },
+}  # fmt: skip
+
+
+def loss(policy: Policy, batch: Batch, cfg: Config) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return -min(ρ A, clip(ρ, 1 - ε, 1 + ε) A) + c₁ (V(s) - target)² - c₂ H(π(·|s)), means over the batch, [N].
+
+    ρ is π(a|s) by what it was when the action was drawn.
+    """
+    params, values = policy.evaluate(batch["obs"])
+    log_ratio = policy.distribution.log_prob(params, batch["action"]) - batch["log_prob"]
+    ratio, advantage = log_ratio.exp(), batch["advantage"]
+    clipped = ratio.clamp(1 - cfg.clip, 1 + cfg.clip)
+    policy_loss = -torch.min(ratio * advantage, clipped * advantage).mean()
+    value_loss = (values - batch["value_target"]).square().mean()
+    entropy = policy.distribution.entropy(params).mean()
+    figures = {
+        "policy_gradient_loss": policy_loss,
+        "value_loss": value_loss,
+        "entropy_loss": -entropy,
+        "approx_kl": (ratio - 1 - log_ratio).mean(),
+        "clip_fraction": (clipped != ratio).float().mean(),
+    }
+    return policy_loss + cfg.value_coef * value_loss - cfg.entropy_coef * entropy, figures
+
+
+@algorithm("ppo", Config, presets=PRESETS)
+def ppo(rollouts: ParIter[Batch], cfg: Config, ctx: Context) -> Iter[TrainStats]:
+    """Return the plan."""
+    train = TrainOneStep(
+        ctx.learner,
+        partial(loss, cfg=cfg),
+        num_epochs=cfg.num_epochs,
+        num_minibatches=cfg.num_minibatches,
+        lr=cfg.falling(cfg.lr, cfg.lr_end),
+    )
+    return (
+        rollouts.for_each(AddAdvantages(cfg.gamma, cfg.lam, cfg.scale_rewards))
+        .gather_sync()
+        .for_each(ConcatBatches())
+        .for_each(StandardizeFields("advantage"))
+        .for_each(train)
+        .for_each(ctx.weights())
+    )

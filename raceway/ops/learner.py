@@ -1,0 +1,175 @@
+"""The learner: a policy, its optimiser, and how a batch becomes steps."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from raceway.policies import Policy, Weights, as_tensor
+from raceway.rl import Batch, parts_of, tree_map
+from raceway.rl.adam import Adam
+
+Figures = dict[str, Any]
+Loss = Callable[[Policy, Batch], Tensor | tuple[Tensor, Figures]]
+"""Of a policy and a batch of tensors: what is to become small, and maybe figures by name. A figure `td_error` is of
+every row, and becomes its priority."""
+
+_PART_NUMBERS = 1 << 19  # numbers that a network works out at once: 2 MB
+
+
+class Learner:
+    """The policy that is trained, its optimiser, and how many threads it may use.
+
+    The number of threads is a setting and not the machine's: it changes the last bits of gradients.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        lr: float,
+        threads: int = 1,
+        *,
+        max_grad_norm: float | None = None,
+        epsilon: float = 1e-8,
+        seed: int = 0,
+    ) -> None:
+        self.policy, self.threads, self.max_grad_norm = policy, threads, max_grad_norm
+        self.optimiser = Adam(policy.parameters(), lr, epsilon=epsilon)
+        self.part_steps = max(_PART_NUMBERS // numbers_a_step(policy), 1)
+        self._random = torch.Generator().manual_seed(seed)
+        self._target: Policy | None = None
+
+    @property
+    def version(self) -> int:
+        """How many steps were taken."""
+        return self.optimiser.steps
+
+    @property
+    def target(self) -> Policy:
+        """A copy of the policy that follows it only when it is told to."""
+        if self._target is None:
+            self._target = copy.deepcopy(self.policy).requires_grad_(False)
+        return self._target
+
+    def train(self, loss: Loss, batch: Batch, num_epochs: int = 1, num_minibatches: int = 1) -> Figures:
+        """Take a step on every minibatch of every epoch, and return the means of the figures.
+
+        The loss of whole episodes must be a mean over them: it is worked out in parts that fit into the caches, which
+        takes two thirds of the time and much less memory.
+        """
+        found = []
+        with self._own_threads():
+            if "length" in batch:
+                parts, total = parts_of(rows_of(batch), self.part_steps), len(batch["length"])
+                found.append(self.step(partial(_share, loss, self.policy, part, total) for part in parts))
+            else:
+                rows = tensors_of(batch)
+                for _ in range(num_epochs):
+                    for part in self._minibatches(rows, num_minibatches):
+                        found.append(self.step([partial(loss, self.policy, part)]))
+                self.policy.observe(rows)
+        return mean_figures(found)
+
+    def step(self, losses: Iterable[Callable[[], Tensor | tuple[Tensor, Figures]]]) -> Figures:
+        """Take one step down the sum of some losses, which are worked out one after the other."""
+        self.optimiser.zero_grad()
+        figures = backward(losses)
+        figures |= self._descend()
+        return figures
+
+    def apply(self, gradients: Weights) -> Figures:
+        """Take one step against gradients that were worked out elsewhere."""
+        self.optimiser.zero_grad()
+        for name, parameter in self.policy.named_parameters():
+            if name in gradients:
+                parameter.grad.copy_(as_tensor(gradients[name]))  # type: ignore[union-attr]
+        return self._descend()
+
+    def _descend(self) -> Figures:
+        figures = {} if self.max_grad_norm is None else {"grad_norm": self.optimiser.clip(self.max_grad_norm)}
+        self.optimiser.step()
+        return figures
+
+    def _minibatches(self, rows: Batch, num: int) -> Iterator[Batch]:
+        if num == 1:
+            yield rows
+            return
+        order = torch.randperm(len(rows["action"]), generator=self._random)
+        for chosen in order.tensor_split(num):
+            yield tree_map(lambda column, chosen=chosen: column[chosen], rows)
+
+    @contextmanager
+    def _own_threads(self) -> Iterator[None]:
+        before = torch.get_num_threads()
+        if before != self.threads:
+            torch.set_num_threads(self.threads)
+        try:
+            yield
+        finally:
+            if before != self.threads:
+                torch.set_num_threads(before)  # environments beside it are played with one
+
+
+def gradients_of(policy: Policy, loss: Loss, batch: Batch) -> tuple[Weights, Figures]:
+    """Return the gradient of a loss by the names of parameters, and the figures. Nothing is changed."""
+    policy.zero_grad(set_to_none=True)
+    figures = backward([partial(loss, policy, tensors_of(batch))])
+    found = {name: one.grad.numpy() for name, one in policy.named_parameters() if one.grad is not None}
+    policy.zero_grad(set_to_none=True)
+    return found, figures
+
+
+def backward(losses: Iterable[Callable[[], Tensor | tuple[Tensor, Figures]]]) -> Figures:
+    """Add the gradients of some losses to those of the parameters, and return their sum and the last one's figures."""
+    total, figures = 0.0, Figures()
+    for loss in losses:
+        value = loss()
+        if isinstance(value, tuple):
+            value, figures = value
+        value.backward()
+        total += float(value.detach())
+    return {"loss": total, **figures}
+
+
+def tensors_of(batch: Batch) -> Batch:
+    """Return the rows of a batch as tensors."""
+    return tree_map(as_tensor, rows_of(batch))
+
+
+def rows_of(batch: Batch) -> Batch:
+    """Return a batch without the figures of episodes that ended."""
+    return {name: column for name, column in batch.items() if not name.startswith("episode_")}
+
+
+def mean_figures(found: list[Figures]) -> Figures:
+    """Return the mean of every figure; of one that is of every row, the last."""
+    many: dict[str, list[Any]] = {}
+    for figures in found:
+        for name, value in figures.items():
+            many.setdefault(name, []).append(value.detach() if isinstance(value, Tensor) else value)
+    return {
+        name: values[-1].numpy() if np.ndim(values[-1]) else float(np.mean([float(value) for value in values]))
+        for name, values in many.items()
+    }
+
+
+def _share(loss: Loss, policy: Policy, part: Batch, num_episodes: int) -> Tensor:
+    value = loss(policy, tensors_of(part))
+    assert isinstance(value, Tensor)
+    return value * (len(part["length"]) / num_episodes)
+
+
+def numbers_a_step(network: nn.Module) -> int:
+    """Return about how many numbers a network works out for one step: its outputs, layer by layer.
+
+    >>> numbers_a_step(nn.Sequential(nn.Linear(4, 128), nn.ReLU(), nn.Linear(128, 2)))
+    130
+    """
+    return sum(len(weight) for weight in network.parameters() if weight.ndim > 1) or 1
