@@ -20,7 +20,8 @@ from _harness import Report
 
 from raceway.algorithms import find_algorithm
 from raceway.envs import EnvSettings, make_slots
-from raceway.ops import Collector, RolloutSettings, RolloutWorker, parallel_rollouts
+from raceway.ops import RolloutSettings, RolloutWorker, parallel_rollouts
+from raceway.play import Collector
 from raceway.policies import make_policy
 from raceway.training import Training, one_thread
 

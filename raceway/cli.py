@@ -1,4 +1,4 @@
-"""The command line: `raceway train <algorithm>` and `raceway list`.
+"""The command line: `raceway train <algorithm>`, `raceway explain <algorithm>` and `raceway list`.
 
 Only what a command needs is imported, so that help and mistakes are answered at once.
 """
@@ -48,14 +48,20 @@ def _run(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="raceway", description="Distributed reinforcement learning as a dataflow.")
     parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
-    trainer = commands.add_parser("train", help="train a policy", add_help=False)
-    trainer.add_argument("algorithm", nargs="?", metavar="algorithm")
-    commands.add_parser("list", help="list the algorithms")
+    for name, text in (("train", "train a policy"), ("explain", "show the plan of an algorithm")):
+        command = commands.add_parser(name, help=text, add_help=False)
+        command.add_argument("algorithm", nargs="?", metavar="algorithm")
+    commands.add_parser("list", help="list the algorithms and the actions they are for")
     known, rest = parser.parse_known_args(arguments)
     if known.command == "list":
         parser.parse_args(arguments)
         return _list()
-    return _train(known.algorithm, rest)
+    if known.algorithm is None:
+        print(
+            f"usage: raceway {known.command} <algorithm> [options]. `raceway list` has the algorithms.", file=sys.stderr
+        )
+        return 0 if {"-h", "--help"} & set(rest) else 2
+    return _train(known.algorithm, rest) if known.command == "train" else _explain(known.algorithm, rest)
 
 
 def _version() -> str:
@@ -63,32 +69,33 @@ def _version() -> str:
 
 
 def _list() -> int:
-    from raceway.algorithms import algorithm_names, find_algorithm
+    from raceway.algorithms import ACTIONS, algorithm_names, find_algorithm
 
+    print(f"{'':11}" + "".join(f"{kind:15}" for kind in ACTIONS))
     for name in algorithm_names():
         found = find_algorithm(name)
-        print(f"{name:12} {', '.join(found.actions):28} {found.summary}")
+        marks = "".join(f"{'yes' if kind in found.actions else '-':15}" for kind in ACTIONS)
+        print(f"{name:11}{marks}{found.summary}")
     return 0
 
 
-def _train(name: str | None, rest: list[str]) -> int:
-    if name is None:
-        print("usage: raceway train <algorithm> [options]. `raceway list` has the algorithms.", file=sys.stderr)
-        return 0 if {"-h", "--help"} & set(rest) else 2
-    from raceway.algorithms import find_algorithm
-    from raceway.runs.options import add_options, settings_of
+def _parser(command: str, algorithm: Any) -> argparse.ArgumentParser:
+    """Return a parser of the settings of an algorithm."""
+    from raceway.runs.options import add_options
 
-    algorithm = find_algorithm(name)
     parser = argparse.ArgumentParser(
-        prog=f"raceway train {name}", description=algorithm.summary, allow_abbrev=False,
+        prog=f"raceway {command} {algorithm.name}", description=algorithm.summary, allow_abbrev=False,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=110),
     )  # fmt: skip
     add_options(parser.add_argument_group("settings"), algorithm.config)  # type: ignore[arg-type]
-    option = parser.add_argument
-    option("--local", action="store_true", help="one process: short for --engine inline")
-    option("--seeds", type=_positive, metavar="N", help="train N times, with seeds from --seed on, and compare")
-    option("--plot", action="store_true", help="save a picture of the returns in the run's folder, and show it")
-    option("--json", action="store_true", help="print the summary as one JSON object on the last line")
+    parser.add_argument("--local", action="store_true", help="one process: short for --engine inline")
+    return parser
+
+
+def _read(parser: argparse.ArgumentParser, rest: list[str], algorithm: Any) -> tuple[argparse.Namespace, Any]:
+    """Return the options that were given, and of these the settings of the algorithm."""
+    from raceway.runs.options import settings_of
+
     arguments, unread = parser.parse_known_args(rest)
     if unread:
         options = [option for action in parser._actions for option in action.option_strings]
@@ -98,6 +105,42 @@ def _train(name: str | None, rest: list[str]) -> int:
         if settings.get("engine", "inline") != "inline" or settings.get("num_workers", "auto") != "auto":
             parser.error("--local is one process: leave out --engine and --num-workers")
         settings["engine"] = "inline"
+    return arguments, settings
+
+
+def _explain(name: str, rest: list[str]) -> int:
+    from raceway.algorithms import find_algorithm
+    from raceway.training import Training
+
+    algorithm = find_algorithm(name)
+    parser = _parser("explain", algorithm)
+    option = parser.add_argument
+    option("--analyze", action="store_true", help="run it for a while, and show what every operator did")
+    option("--seconds", type=float, default=10.0, help="how long to run it (10)")
+    option("--svg", metavar="FILE", help="draw the plan into a file")
+    option("--mermaid", action="store_true", help="print the plan as a Mermaid diagram")
+    arguments, settings = _read(parser, rest, algorithm)
+    training = Training(algorithm, algorithm.settings(**settings))
+    how = {"analyze": True, "seconds": arguments.seconds} if arguments.analyze else {}
+    with training.planned(run=arguments.analyze) as flow:
+        if arguments.svg:
+            flow.explain("svg", path=arguments.svg, **how)
+            print(f"Plan drawn to {arguments.svg}")
+        else:
+            print(flow.explain("mermaid" if arguments.mermaid else "text", **how))
+    return 0
+
+
+def _train(name: str, rest: list[str]) -> int:
+    from raceway.algorithms import find_algorithm
+
+    algorithm = find_algorithm(name)
+    parser = _parser("train", algorithm)
+    option = parser.add_argument
+    option("--seeds", type=_positive, metavar="N", help="train N times, with seeds from --seed on, and compare")
+    option("--plot", action="store_true", help="save a picture of the returns in the run's folder, and show it")
+    option("--json", action="store_true", help="print the summary as one JSON object on the last line")
+    arguments, settings = _read(parser, rest, algorithm)
     return (
         _train_seeds(algorithm, settings, arguments) if arguments.seeds else _train_one(algorithm, settings, arguments)
     )

@@ -22,13 +22,8 @@ from raceway.engine import make_engine
 from raceway.engine.base import Actor
 from raceway.envs import EnvSettings, Purpose, Slots, make_slots, seed_of
 from raceway.errors import ConfigError
-from raceway.ops import (
-    ReportMetrics,
-    RolloutWorker,
-    choose_workers,
-    measure_step,
-    parallel_rollouts,
-)
+from raceway.ops import ReportMetrics, RolloutWorker, parallel_rollouts
+from raceway.play import choose_workers, measure_step
 from raceway.policies import Policy
 from raceway.runs.directory import RunDirectory
 from raceway.runs.display import Watcher
@@ -123,6 +118,12 @@ class Training:
             for watcher in self.watchers:
                 watcher.end(self.result)
         return self.result
+
+    @contextmanager
+    def planned(self, *, run: bool) -> Iterator[Any]:
+        """Give the plan with its actors; if it is not to be run, they live here."""
+        with one_thread(), self._engine() if run else make_engine("inline") as engine:
+            yield self.flow(self._spawn(engine))
 
     def _engine(self) -> Any:
         if self.num_workers == 0 or self.cfg.engine == "inline":

@@ -17,9 +17,11 @@ LAYERS = [
     {"runner"},
     {"rl"},
     {"envs", "policies", "replay"},
+    {"play"},
     {"ops"},
     {"algorithms", "runs", "torchrl"},
     {"training"},
+    {"multi_agent"},
     {"comparing"},
     {"cli", "dashboard"},
 ]

@@ -74,7 +74,7 @@ def plan(workers: list[Any], shards: list[Any], rollouts: RolloutSettings, learn
         parallel_rollouts(workers, rollouts)
         .for_each(Transitions(gamma=0.97, n=3))
         .gather_sync()
-        .for_each(ConcatBatches())
+        .combine(ConcatBatches())
         .for_each(StoreToReplay(shards))
     )
     train = (

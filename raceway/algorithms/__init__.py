@@ -1,5 +1,21 @@
 """The catalogue: one file a paper. `find_algorithm` has them by name."""
 
-from raceway.algorithms.base import Algorithm, AlgorithmConfig, Context, algorithm, algorithm_names, find_algorithm
+from raceway.algorithms.base import (
+    ACTIONS,
+    Algorithm,
+    AlgorithmConfig,
+    Context,
+    algorithm,
+    algorithm_names,
+    find_algorithm,
+)
 
-__all__ = ["Algorithm", "AlgorithmConfig", "Context", "algorithm", "algorithm_names", "find_algorithm"]
+__all__ = [
+    "ACTIONS",
+    "Algorithm",
+    "AlgorithmConfig",
+    "Context",
+    "algorithm",
+    "algorithm_names",
+    "find_algorithm",
+]

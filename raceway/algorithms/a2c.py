@@ -42,6 +42,8 @@ class Config(AlgorithmConfig):
     """Adam step size."""
     max_grad_norm: float | None = 0.5
     """Norm that gradients are clipped to; without it, they are not."""
+    batch_steps: int = 1
+    """Steps of environments for one batch: of as many rounds of fragments as it takes."""
     lam: float = 1.0
     """How far advantages look beyond one step, λ."""
     value_coef: float = 0.5
@@ -76,7 +78,7 @@ def a2c(rollouts: ParIter[Batch], cfg: Config, ctx: Context) -> Iter[TrainStats]
     return (
         rollouts.for_each(AddAdvantages(cfg.gamma, cfg.lam, cfg.scale_rewards))
         .gather_sync()
-        .for_each(ConcatBatches())
+        .combine(ConcatBatches(cfg.batch_steps))
         .for_each(TrainOneStep(ctx.learner, partial(loss, cfg=cfg), lr=cfg.falling(cfg.lr)))
         .for_each(ctx.weights())
     )

@@ -22,6 +22,8 @@ from raceway.ops import Learner, ReplaySettings, ReplayShard, RolloutSettings, T
 from raceway.policies import Policy
 from raceway.rl import Batch, Linear
 
+ACTIONS = {"discrete": spaces.Discrete, "multidiscrete": spaces.MultiDiscrete, "box": spaces.Box}
+"""Kinds of action, and their spaces."""
 ENTRY_POINTS = "raceway.algorithms"
 """The group of entry points under which other packages register algorithms."""
 
@@ -161,15 +163,18 @@ class Context:
     learner: Learner
     workers: Sequence[Actor]
     engine: Any
+    policy: str | None = None
+    """Its name, if workers play with several."""
 
     def weights(self, to: str = "all", every: int = 1) -> UpdateWeights:
         """Return what sends weights to the workers; see `UpdateWeights`."""
-        return UpdateWeights(self.learner, self.workers, to, every)
+        return UpdateWeights(self.learner, self.workers, to, every, self.policy)
 
     def replay(self, settings: ReplaySettings) -> list[Actor]:
         """Start actors that hold replay."""
+        name = "replay" if self.policy is None else f"{self.policy}-replay"
         numbers = range(settings.num_shards)
-        return [self.engine.spawn(ReplayShard, (settings, number), name=f"replay-{number}") for number in numbers]
+        return [self.engine.spawn(ReplayShard, (settings, number), name=f"{name}-{number}") for number in numbers]
 
 
 _WHOLE = ("num_envs", "learner_threads", "iterations", "total_timesteps", "num_shards", "fragment_steps", "num_epochs",
@@ -214,19 +219,18 @@ class Algorithm:
             preset = {name: value for name, value in preset.items() if name not in _LENGTHS}
         return preset
 
+    def fits(self, space: spaces.Space) -> bool:
+        """Whether it can choose actions of a space."""
+        return isinstance(space, tuple(ACTIONS[kind] for kind in self.actions))
+
     def check_actions(self, space: spaces.Space, env: str) -> None:
         """Refuse an environment whose actions it cannot choose."""
-        kinds = {"discrete": spaces.Discrete, "multidiscrete": spaces.MultiDiscrete, "box": spaces.Box}
-        if not isinstance(space, tuple(kinds[kind] for kind in self.actions)):
-            others = [name for name in algorithm_names() if _fits(find_algorithm(name), space, kinds)]
+        if not self.fits(space):
+            others = [name for name in algorithm_names() if find_algorithm(name).fits(space)]
             raise ConfigError(
                 f"{self.name} is for {' and '.join(self.actions)} actions, and {env} has {space}."
                 + (f" Use one of: {', '.join(others)}." if others else "")
             )
-
-
-def _fits(one: Algorithm, space: spaces.Space, kinds: dict[str, Any]) -> bool:
-    return isinstance(space, tuple(kinds[kind] for kind in one.actions))
 
 
 _LENGTHS = ("iterations", "total_timesteps", "stop_seconds")

@@ -104,7 +104,7 @@ def dqn(rollouts: ParIter[Batch], cfg: Config, ctx: Context) -> Iter[TrainStats]
     store = (
         rollouts.for_each(Transitions(cfg.gamma))
         .gather_sync()
-        .for_each(ConcatBatches())
+        .combine(ConcatBatches())
         .for_each(Explore(ctx.learner, Linear(1.0, cfg.epsilon, cfg.epsilon_steps)))
         .for_each(StoreToReplay(shards))
         .for_each(TrainStats.of)

@@ -45,6 +45,8 @@ class Config(AlgorithmConfig):
     """Parts that it is divided into, each for one step of the optimiser."""
     clip: float = 0.2
     """How far the probability of an action may move, as a share."""
+    batch_steps: int = 1
+    """Steps of environments for one batch: of as many rounds of fragments as it takes."""
     lam: float = 0.95
     """How far advantages look beyond one step, λ."""
     value_coef: float = 0.5
@@ -106,7 +108,7 @@ def ppo(rollouts: ParIter[Batch], cfg: Config, ctx: Context) -> Iter[TrainStats]
     return (
         rollouts.for_each(AddAdvantages(cfg.gamma, cfg.lam, cfg.scale_rewards))
         .gather_sync()
-        .for_each(ConcatBatches())
+        .combine(ConcatBatches(cfg.batch_steps))
         .for_each(StandardizeFields("advantage"))
         .for_each(train)
         .for_each(ctx.weights())

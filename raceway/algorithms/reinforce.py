@@ -70,7 +70,7 @@ def reinforce(rollouts: ParIter[Batch], cfg: Config, ctx: Context) -> Iter[Train
     return (
         rollouts.for_each(AddReturns(cfg.gamma))
         .gather_sync()
-        .for_each(ConcatBatches())
+        .combine(ConcatBatches())
         .for_each(TrainOneStep(ctx.learner, loss))
         .for_each(ctx.weights())
     )

@@ -73,7 +73,7 @@ def make_env(settings: EnvSettings) -> gym.Env:
 @contextmanager
 def _quiet_models(name: str) -> Iterator[None]:
     """Log what MuJoCo says of the model files, which are Gymnasium's, instead of printing it for every environment."""
-    if ".mujoco" not in str(gym.spec(name.rpartition(":")[2]).entry_point):
+    if "mujoco" not in str(gym.spec(name.rpartition(":")[2]).entry_point):
         yield
         return
     import mujoco

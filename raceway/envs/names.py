@@ -19,6 +19,8 @@ ALIASES = {
     "hopper": "Hopper-v5",
     "walker2d": "Walker2d-v5",
     "ant": "Ant-v5",
+    "point": "PointGoals-v0",
+    "cheetah-direction": "HalfCheetahDirection-v0",
     "pong": "ALE/Pong-v5",
     "breakout": "ALE/Breakout-v5",
 }

@@ -16,6 +16,7 @@ class Purpose(enum.IntEnum):
     WEIGHTS = 2
     LEARNER = 3
     EVALUATION = 4
+    TASKS = 5
 
 
 def seed_of(seed: int, purpose: Purpose, *path: int) -> int:

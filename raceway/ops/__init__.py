@@ -8,8 +8,7 @@ from raceway.ops.batches import (
     ConcatFragments,
     StandardizeFields,
 )
-from raceway.ops.collect import Collector
-from raceway.ops.learner import Learner, Loss
+from raceway.ops.meta import FitBaseline, InnerAdapt, MetaUpdate
 from raceway.ops.replay import (
     ReplayCounts,
     ReplaySettings,
@@ -21,7 +20,6 @@ from raceway.ops.replay import (
 )
 from raceway.ops.report import MergeStats, ReportMetrics, TrainStats
 from raceway.ops.rollouts import RolloutSettings, RolloutWorker, episodes_of_shard, parallel_rollouts
-from raceway.ops.sizing import StepCost, choose_workers, measure_step
 from raceway.ops.train import (
     ApplyGradients,
     AverageGradients,
@@ -33,6 +31,7 @@ from raceway.ops.train import (
 )
 from raceway.ops.transitions import Sequences, Transitions
 from raceway.ops.weights import UpdateWeights
+from raceway.policies.learner import Learner, Loss
 
 __all__ = [
     "AddAdvantages",
@@ -40,15 +39,17 @@ __all__ = [
     "AddReturns",
     "ApplyGradients",
     "AverageGradients",
-    "Collector",
     "ComputeGradients",
     "ConcatBatches",
     "ConcatFragments",
     "Explore",
+    "FitBaseline",
     "Gradients",
+    "InnerAdapt",
     "Learner",
     "Loss",
     "MergeStats",
+    "MetaUpdate",
     "ReplayCounts",
     "ReplaySettings",
     "ReplayShard",
@@ -57,7 +58,6 @@ __all__ = [
     "RolloutWorker",
     "Sequences",
     "StandardizeFields",
-    "StepCost",
     "StoreToReplay",
     "TrainOneStep",
     "TrainStats",
@@ -65,9 +65,7 @@ __all__ = [
     "UpdatePriorities",
     "UpdateTarget",
     "UpdateWeights",
-    "choose_workers",
     "episodes_of_shard",
-    "measure_step",
     "parallel_replay",
     "parallel_rollouts",
     "replay_limits",

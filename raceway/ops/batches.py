@@ -15,6 +15,7 @@ from raceway.rl import (
     concat,
     discounted_returns,
     generalised_advantages,
+    num_steps,
     standardise_episodes,
     tree_map,
 )
@@ -35,12 +36,22 @@ class AddReturns:
         return {**batch, "return": standardise_episodes(returns, batch["length"])}
 
 
-class ConcatBatches:
-    """Makes one batch of a round."""
+class ConcatBatches(Stateful):
+    """Makes one batch of a round, or of as many rounds as it takes to have so many steps. For `combine`."""
 
-    def __call__(self, batches: Sequence[Batch]) -> Batch:
-        """Put them behind one another, in the order of the shards."""
-        return concat(batches)
+    kept: ClassVar[tuple[str, ...]] = ("held",)
+
+    def __init__(self, min_steps: int = 1) -> None:
+        self.min_steps = min_steps
+        self.held: list[Batch] = []
+
+    def __call__(self, batches: Sequence[Batch]) -> list[Batch]:
+        """Put them behind one another, in the order of the shards, if there are enough."""
+        self.held = [*self.held, *batches]
+        if sum(map(num_steps, self.held)) < self.min_steps:
+            return []
+        done, self.held = concat(self.held), []
+        return [done]
 
 
 class StandardizeFields:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from raceway.engine.base import Actor
-from raceway.envs import EnvSettings, Purpose, make_slots, seed_of
+from raceway.envs import EnvSettings, Purpose, give_tasks, make_slots, seed_of
 from raceway.errors import EnvironmentFailed
 from raceway.flow import ParIter, Shard, create, given
-from raceway.ops.collect import Collector
+from raceway.play.collect import Collector
 from raceway.policies import Policy, Weights, make_policy
 from raceway.rl import Batch
 
@@ -37,6 +37,8 @@ class RolloutSettings:
     """Whole episodes for all shards together, an item; or"""
     fragment_steps: int | None = None
     """steps for each environment, an item."""
+    items_per_task: int | None = None
+    """Of environments of tasks: how many items a shard plays in one before it is given the next."""
     repeats: bool = True
     """Whether an episode depends on its seed alone; of `Slots`."""
 
@@ -59,17 +61,27 @@ class RolloutWorker:
         self._policy: Policy | None = None
         self._collectors: dict[int, Collector] = {}
         self._weights: Weights | None = None
+        self._of_shards: Sequence[Weights] = ()
 
     def set_weights(self, weights: Weights) -> None:
         """Play with these from the next item on."""
-        self._weights = weights
+        self._weights, self._of_shards = weights, ()
         if self._policy is not None:
             self._policy.load(weights)
+
+    def set_shard_weights(self, weights: Sequence[Weights]) -> None:
+        """Play each shard with its own of these, until others come for all."""
+        self._of_shards = weights
 
     def sample(self, *, shard: Shard = given, number: int = given) -> Batch:
         """Collect the item of this number of a shard."""
         settings = self.settings
         collector = self._collector(0 if settings.leaves_nothing else shard.number, shard.number)
+        if self._of_shards:
+            self.policy.load(self._of_shards[shard.number])
+        if settings.items_per_task is not None:
+            which = {"number": number // settings.items_per_task, "shard": shard.number, "num_shards": shard.total}
+            give_tasks(collector.slots, seed=settings.seed, **which)
         if settings.fragment_steps is not None:
             return collector.fragment(settings.fragment_steps, number)
         return collector.episodes(episodes_of_shard(settings, shard.number), number)

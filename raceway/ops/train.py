@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from raceway.flow import Envelope, given
-from raceway.ops.learner import Learner, Loss, gradients_of
 from raceway.ops.report import TrainStats
 from raceway.policies import Weights
+from raceway.policies.learner import Learner, Loss, gradients_of
 from raceway.rl import Batch, num_steps
 
 Schedule = Callable[[int], float]

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from raceway.engine.base import Actor, Future
 from raceway.errors import ActorError, known
 from raceway.flow import Envelope, given, send_msg
-from raceway.ops.learner import Learner
 from raceway.ops.report import TrainStats
+from raceway.policies.learner import Learner
 
 T = TypeVar("T")
 
@@ -24,10 +24,14 @@ class UpdateWeights:
         workers: all of them.
         to: `all`, or the `senders` of each item.
         every: how many items, or of `senders` how many from one worker, before it is sent new ones.
+        policy: the name of the policy, for workers that play with several.
     """
 
-    def __init__(self, learner: Learner, workers: Sequence[Actor], to: str = "all", every: int = 1) -> None:
+    def __init__(
+        self, learner: Learner, workers: Sequence[Actor], to: str = "all", every: int = 1, policy: str | None = None
+    ) -> None:
         self.learner, self.workers, self.every = learner, workers, every
+        self._more = {} if policy is None else {"policy": policy}
         self.to = known("receiver of weights", to, ("all", "senders"))
         self._age: Counter[str] = Counter()  # items since a worker, or all, were sent weights
         self._sent: list[Future[Any]] = []
@@ -39,11 +43,13 @@ class UpdateWeights:
             if error is not None and not isinstance(error, ActorError):  # a worker that died is told when it is back
                 raise error
         waiting = [future for future in self._sent if not future.done()]
-        self._sent = waiting + [send_msg(worker, "set_weights", weights, version=version) for worker in workers]
+        more: Any = self._more or {"version": version}  # of several policies there is no one version
+        self._sent = waiting + [send_msg(worker, "set_weights", weights, **more) for worker in workers]
 
     def send_to(self, worker: Actor) -> Future[Any]:
         """Send them to one worker, which was restarted."""
-        return send_msg(worker, "set_weights", self.learner.policy.weights(), version=self.learner.version)
+        more: Any = self._more or {"version": self.learner.version}
+        return send_msg(worker, "set_weights", self.learner.policy.weights(), **more)
 
     def __call__(self, item: T, *, envelope: Envelope = given) -> T:
         """Send new weights to whom it may concern, and give the item on."""

@@ -1,6 +1,7 @@
 """The mathematics of reinforcement learning as small pure functions on arrays, and what a batch of them is."""
 
 from raceway.rl.advantages import VTrace, generalised_advantages, v_trace
+from raceway.rl.baselines import linear_baseline
 from raceway.rl.batch import Batch, concat, num_steps, parts_of, tree_map
 from raceway.rl.returns import discounted_returns, episode_sums, standardise_episodes
 from raceway.rl.schedules import Linear
@@ -20,6 +21,7 @@ __all__ = [
     "fill",
     "generalised_advantages",
     "interquartile_mean",
+    "linear_baseline",
     "n_step_transitions",
     "next_obs_of",
     "num_steps",

@@ -30,6 +30,7 @@ def test_purposes_never_change() -> None:
         "WEIGHTS": 2,
         "LEARNER": 3,
         "EVALUATION": 4,
+        "TASKS": 5,
     }
 
 

@@ -35,7 +35,7 @@ from raceway.rl import Batch
 from tests import conftest as above
 from tests.conftest import eventually
 from tests.engine.conftest import engines, make
-from tests.ops.worlds import Walk
+from tests.play.worlds import Walk
 
 # These start processes: here each test is watched again.
 no_leaks = pytest.fixture(above.no_leaks.__wrapped__, autouse=True, name="no_leaks")  # type: ignore[attr-defined]

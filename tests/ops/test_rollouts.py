@@ -13,7 +13,7 @@ from raceway.flow import Shard
 from raceway.ops.rollouts import RolloutSettings, RolloutWorker, episodes_of_shard
 from raceway.policies import Policy, make_policy
 from raceway.rl import Batch
-from tests.ops.worlds import Counting, Fault, Walk
+from tests.play.worlds import Counting, Fault, Walk
 
 SHARDS = [Shard(number, 3, 11) for number in range(3)]
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raceway.ops import Collector
+from raceway.play import Collector
 from raceway.policies import make_policy
 from raceway.rl import Batch, concat, n_step_transitions, sequences
-from tests.ops.worlds import KINDS, Counting, slots_of
+from tests.play.worlds import KINDS, Counting, slots_of
 
 NAMES = ("obs", "action", "reward", "discount", "next_obs")
 

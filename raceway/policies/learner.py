@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raceway.policies import Policy, Weights, as_tensor
+from raceway.policies.policy import Policy, Weights, as_tensor
 from raceway.rl import Batch, parts_of, tree_map
 from raceway.rl.adam import Adam
 
@@ -123,7 +123,7 @@ def gradients_of(policy: Policy, loss: Loss, batch: Batch) -> tuple[Weights, Fig
     figures = backward([partial(loss, policy, tensors_of(batch))])
     found = {name: one.grad.numpy() for name, one in policy.named_parameters() if one.grad is not None}
     policy.zero_grad(set_to_none=True)
-    return found, figures
+    return found, mean_figures([figures])
 
 
 def backward(losses: Iterable[Callable[[], Tensor | tuple[Tensor, Figures]]]) -> Figures:

@@ -10,9 +10,9 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from raceway.ops.collect import Collector
+from raceway.play.collect import Collector
 from raceway.policies import Policy, make_policy
-from tests.ops.worlds import KINDS, Counting, Walk, slots_of
+from tests.play.worlds import KINDS, Counting, Walk, slots_of
 
 PLANS = [[3, -1, 5], [-4, 4], [2, -2, 7, 1]]
 

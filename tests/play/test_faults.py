@@ -8,9 +8,9 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 from raceway.errors import EnvironmentFailed
-from raceway.ops.collect import Collector
+from raceway.play.collect import Collector
 from raceway.policies import make_policy
-from tests.ops.worlds import KINDS, Counting, Fault, slots_of
+from tests.play.worlds import KINDS, Counting, Fault, slots_of
 
 PLANS = [[2, -3], [4, -1, 3, -6], [5]]
 VECTORS = [mode.name for mode in AutoresetMode]

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raceway.envs import EnvSettings, make_slots
-from raceway.ops import sizing
-from raceway.ops.sizing import StepCost, choose_workers, measure_step
+from raceway.play import sizing
+from raceway.play.sizing import StepCost, choose_workers, measure_step
 
 WAITING, COMPUTING = 0.0, 1.0
 

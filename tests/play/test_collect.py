@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raceway.envs import seed_of_episode
-from raceway.ops.collect import Collector
+from raceway.play.collect import Collector
 from raceway.policies import make_policy
 from raceway.rl import Batch, num_steps, row_of
 from tests.envs.worlds import Samples, as_tree, assert_same
-from tests.ops.worlds import KINDS, Counting, Walk, slots_of
+from tests.play.worlds import KINDS, Counting, Walk, slots_of
 
 PLANS = [[3, -1, 5], [-4, 4], [2, -2, 7, 1]]
 """Of three environments: lengths of episodes, negative for those that are truncated."""

@@ -1,0 +1,294 @@
+"""What is the same however it is distributed: gradients, weights, priorities, and how far behind anybody is."""
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import chain
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from raceway.algorithms import a2c, apex, find_algorithm
+from raceway.engine import make_engine
+from raceway.envs import EnvSettings, make_slots
+from raceway.ops import (
+    AddAdvantages,
+    AddLogProbs,
+    AverageGradients,
+    ComputeGradients,
+    ConcatBatches,
+    ConcatFragments,
+    Learner,
+    MergeStats,
+    ReplaySettings,
+    ReplayShard,
+    RolloutSettings,
+    RolloutWorker,
+    StandardizeFields,
+    StoreToReplay,
+    TrainOneStep,
+    TrainStats,
+    UpdatePriorities,
+    UpdateTarget,
+    UpdateWeights,
+    parallel_replay,
+    parallel_rollouts,
+)
+from raceway.policies import Policy, as_tensor, make_policy
+from raceway.policies.learner import gradients_of
+from raceway.rl import generalised_advantages
+from raceway.training import Training, one_thread
+
+CFG = SimpleNamespace(value_coef=0.5, entropy_coef=0.01)
+LOSS = partial(a2c.loss, cfg=CFG)
+ROLLOUTS = RolloutSettings(
+    env=EnvSettings("CartPole-v1"), num_shards=4, slots_per_shard=2, hidden=(8,), fragment_steps=6, kind="actor-critic"
+)
+
+
+@pytest.fixture(autouse=True)
+def _with_one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+def policy_of(settings: RolloutSettings, seed: int = 0) -> Policy:
+    slots = make_slots(settings.env, 1)
+    try:
+        return settings.make_policy(slots.observation_space, slots.action_space, seed)
+    finally:
+        slots.close()
+
+
+def played(settings: RolloutSettings, policy: Policy, num_rounds: int, *operators: Any) -> list[Any]:
+    """Return rounds of what shards play, with operators behind them."""
+    with make_engine("inline") as engine:
+        workers = [engine.spawn(RolloutWorker, (settings,)) for _ in range(2)]
+        UpdateWeights(Learner(policy, 1e-3), workers).send(workers)
+        stream = parallel_rollouts(workers, settings)
+        for operator in operators:
+            stream = stream.for_each(operator)
+        return list(stream.gather_sync().take(num_rounds))
+
+
+def test_the_gradient_of_four_shards_is_that_of_one_batch() -> None:
+    policy = policy_of(ROLLOUTS)
+    adding = AddAdvantages(0.99, 0.95)
+    (batches,) = played(ROLLOUTS, policy, 1, adding)
+    (gradients,) = played(ROLLOUTS, policy, 1, AddAdvantages(0.99, 0.95), ComputeGradients(LOSS))
+    assert len(batches) == len(gradients) == 4
+    mean = AverageGradients()(gradients)
+    (whole,) = ConcatBatches()(batches)
+    expected, _ = gradients_of(policy, LOSS, whole)
+    assert mean.arrays.keys() == expected.keys() == dict(policy.named_parameters()).keys()
+    for name, gradient in expected.items():
+        np.testing.assert_allclose(mean.arrays[name], gradient, rtol=1e-4, atol=1e-6)
+    assert mean.stats.num_steps == 48
+
+
+def test_a3c_with_one_worker_is_the_sequential_loop() -> None:
+    algorithm = find_algorithm("a3c")
+    settings = {"env": "cartpole", "engine": "inline", "num_envs": 4, "num_shards": 1, "fragment_steps": 8}
+    training = Training(algorithm, algorithm.settings(**settings, hidden=(8,), total_timesteps=320))
+    cfg = training.cfg
+    before = {name: value.copy() for name, value in training.policy.weights().items()}
+    with training.planned(run=True) as flow:
+        rows = list(flow.take(10))
+    # The same by hand.
+    alone = policy_of(training.rollouts)
+    alone.load(before)
+    learner, worker = cfg.learner(alone), RolloutWorker(training.rollouts)
+    shard = SimpleNamespace(number=0)
+    adding, loss = AddAdvantages(cfg.gamma, cfg.lam), partial(a2c.loss, cfg=cfg)
+    for number in range(10):
+        worker.set_weights({name: value.copy() for name, value in alone.weights().items()})
+        batch = worker.sample(shard=shard, number=number)  # type: ignore[arg-type]
+        arrays, _ = gradients_of(worker.policy, loss, adding(batch, actor=worker))
+        learner.apply(arrays)
+    worker.close()
+    assert alone.sha256() == training.policy.sha256()
+    assert rows[-1]["time/total_timesteps"] == 320
+
+
+def test_advantages_bootstrap_where_an_episode_is_cut_short() -> None:
+    settings = RolloutSettings(
+        env=EnvSettings("CartPole-v1", {"max_episode_steps": 3}),
+        num_shards=1, slots_per_shard=2, hidden=(8,), fragment_steps=7, kind="actor-critic",
+    )  # fmt: skip
+    policy = policy_of(settings)
+    ((fragment,),) = played(settings, policy, 1)
+    assert np.argwhere(fragment["truncated"])[:, 0].tolist() == [2, 2, 5, 5]
+    rows = AddAdvantages(0.9, 0.8)(fragment, actor=SimpleNamespace(policy=policy))
+    with torch.no_grad():
+        values = policy.values(as_tensor(fragment["obs"])).numpy()
+        final = policy.values(as_tensor(fragment["final_obs"])).numpy().reshape(2, 2)
+        last = policy.values(as_tensor(fragment["last_obs"])).numpy()
+    rewards = fragment["reward"].copy()
+    rewards[2] += 0.9 * final[0]
+    rewards[5] += 0.9 * final[1]
+    expected = generalised_advantages(rewards, values, last, fragment["truncated"], 0.9, 0.8)
+    np.testing.assert_allclose(rows["advantage"], expected.ravel(), rtol=1e-5)
+    np.testing.assert_allclose(rows["value_target"], (expected + values).ravel(), rtol=1e-5)
+    with torch.no_grad():
+        params, _ = policy.evaluate(as_tensor(fragment["obs"]))
+        expected = policy.distribution.log_prob(params, as_tensor(fragment["action"])).numpy()
+    np.testing.assert_allclose(rows["log_prob"], expected.ravel(), rtol=1e-5)
+
+
+def test_rewards_are_scaled_by_the_spread_of_returns() -> None:
+    policy = policy_of(ROLLOUTS)
+    (first, *_), (second, *_) = played(ROLLOUTS, policy, 2)
+    operator, player = AddLogProbs(0.5, scale_rewards=True), SimpleNamespace(policy=policy)
+    made = operator(first, actor=player)
+    assert made["running_return"][:3, 0].tolist() == [1.0, 1.5, 1.75]
+    assert made["reward"].tolist() == first["reward"].tolist()  # nothing was seen yet
+    policy.observe({"obs": torch.zeros(2, 4), "running_return": torch.tensor([0.0, 8.0])})
+    made = operator(second, actor=player)
+    assert made["reward"][0, 0] == pytest.approx(1 / 4)
+    assert made["running_return"][0, 0] > 1.75  # it goes on
+
+
+@pytest.mark.parametrize("engine", ["inline", "process"])
+def test_impala_is_behind_by_no_more_than_its_shards(engine: str) -> None:
+    algorithm = find_algorithm("impala")
+    settings = {"env": "cartpole", "num_envs": 8, "num_shards": 4, "fragment_steps": 4, "hidden": (8,)}
+    workers = {"num_workers": 2} if engine == "process" else {}
+    training = Training(algorithm, algorithm.settings(**settings, **workers, engine=engine, iterations=40))
+    with training.planned(run=True) as flow:
+        lags = [row["train/policy_lag"] for row in flow.take(40)]
+    assert lags[0] == 0
+    assert 0 < max(lags) <= 2 * 4  # a shard's own fragment is one step old, and those of the others come before it
+    assert len(lags) == 40
+
+
+def test_ape_x_gives_new_priorities_to_the_rows_that_were_drawn() -> None:
+    settings = ReplaySettings(capacity=64, batch_size=8, num_shards=2, alpha=1.0, seed=0)
+    policy = make_policy(*_spaces(), hidden=(4,), seed=0, kind="values")
+    learner = Learner(policy, 0.0)
+    random = np.random.default_rng(0)
+    rows = {
+        "obs": random.normal(size=(32, 4)).astype(np.float32),
+        "action": random.integers(2, size=32),
+        "reward": random.normal(size=32).astype(np.float32),
+        "discount": np.full(32, 0.9, np.float32),
+        "next_obs": random.normal(size=(32, 4)).astype(np.float32),
+    }
+    with make_engine("inline") as engine:
+        shards = [engine.spawn(ReplayShard, (settings, number)) for number in range(2)]
+        store = StoreToReplay(shards)
+        store({name: column[:16] for name, column in rows.items()})
+        store({name: column[16:] for name, column in rows.items()})
+        train = TrainOneStep(learner, partial(apex.loss, target=learner.target))
+        flow = parallel_replay(shards).for_each(train).for_each(UpdatePriorities())
+        seen: dict[int, float] = {}
+        for stats in flow.take(60):
+            assert stats.priorities is not None
+            assert stats.num_steps == 0
+            for index, error in zip(*stats.priorities, strict=True):  # numbers of rows are longer than a float
+                assert seen.setdefault(int(index), error) == pytest.approx(error)  # the weights stay: so does it
+        # With a step size of 0 every row has one error, and rows are drawn by it.
+        with torch.no_grad():
+            _, figures = apex.loss(policy, {**_tensors(rows), "weight": torch.ones(32)}, learner.target)
+        assert sorted(seen.values()) == pytest.approx(
+            [error for error in sorted(figures["td_error"].abs().tolist()) if _near(error, seen.values())]
+        )
+        assert len(seen) > 20
+
+
+def _spaces() -> tuple[Any, Any]:
+    slots = make_slots(EnvSettings("CartPole-v1"), 1)
+    slots.close()
+    return slots.observation_space, slots.action_space
+
+
+def _tensors(rows: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(column) for name, column in rows.items()}
+
+
+def _near(value: float, others: Any) -> bool:
+    return any(abs(value - other) < 1e-5 for other in others)
+
+
+def test_minibatches_hold_every_row_once_an_epoch() -> None:
+    learner, seen = Learner(policy_of(ROLLOUTS), 1e-3, seed=1), []
+
+    def loss(policy: Policy, batch: Any) -> torch.Tensor:
+        seen.append(batch["row"].tolist())
+        assert set(batch) == {"action", "row", "obs"}
+        return policy.values(batch["obs"]).sum()
+
+    rows = {"action": np.zeros(10, np.int64), "row": np.arange(10), "obs": np.zeros((10, 4), np.float32)}
+    learner.train(loss, {**rows, "episode_return": np.ones(3)}, num_epochs=2, num_minibatches=3)
+    assert [len(part) for part in seen] == [4, 3, 3] * 2
+    assert sorted(chain(*seen[:3])) == sorted(chain(*seen[3:])) == list(range(10))
+    assert seen[0] != seen[3]
+    assert learner.version == 6
+
+
+def test_batches_are_held_until_there_are_enough_steps() -> None:
+    operator = ConcatBatches(5)
+    part = {"reward": np.arange(2.0)}
+    assert operator([part]) == []
+    assert operator.state()["held"] == [part]
+    ((done,),) = [operator([part, part])]
+    assert done["reward"].tolist() == [0, 1, 0, 1, 0, 1]
+
+
+def test_fragments_lie_beside_one_another() -> None:
+    one = {"obs": np.zeros((3, 2, 4)), "reward": np.zeros((3, 2)), "last_obs": np.zeros((2, 4)), "state": 1}
+    made = ConcatFragments()([one, one])
+    assert {name: column.shape for name, column in made.items()} == {
+        "obs": (3, 4, 4), "reward": (3, 4), "last_obs": (4, 4)
+    }  # fmt: skip
+
+
+def test_a_column_is_standardised() -> None:
+    made = StandardizeFields("advantage")({"advantage": np.array([1.0, 3.0]), "other": np.array([5.0])})
+    assert made["advantage"] == pytest.approx([-1, 1])
+    assert made["other"].tolist() == [5]
+
+
+def test_the_target_follows_after_so_many_steps() -> None:
+    learner = Learner(policy_of(ROLLOUTS), 0.1)
+    follow, stats = UpdateTarget(learner, every=2), TrainStats(0, np.empty(0), np.empty(0))
+    before = learner.target.sha256()
+    assert before == learner.policy.sha256()
+    learner.step([lambda: learner.policy.values(torch.ones(1, 4)).sum()])
+    follow(stats)
+    assert learner.target.sha256() == before != learner.policy.sha256()
+    follow(stats)
+    assert learner.target.sha256() == learner.policy.sha256()
+
+
+def test_training_steps_are_told_with_the_batch_before_them() -> None:
+    merge, none = MergeStats(), np.empty(0)
+    played_, trained = TrainStats(5, np.ones(1), np.ones(1)), TrainStats(0, none, none, {"train/loss": 2.0})
+    assert [merge(one) for one in (played_, trained, trained)] == [[], [], []]
+    (done,) = merge(played_)
+    assert (done.num_steps, done.metrics, len(done.returns)) == (5, {"train/loss": 2.0}, 1)
+    assert merge.finish()[0].num_steps == 5
+
+
+def test_weights_go_to_senders_when_theirs_are_old() -> None:
+    with make_engine("inline") as engine:
+        workers = [engine.spawn(RolloutWorker, (ROLLOUTS,), name=f"worker-{number}") for number in range(2)]
+        learner = Learner(policy_of(ROLLOUTS), 1e-3)
+        update = UpdateWeights(learner, workers, to="senders", every=3)
+        update.send(workers)
+        stream = parallel_rollouts(workers, ROLLOUTS).gather_async().for_each(update)
+        versions: dict[str, list[int]] = {"worker-0": [], "worker-1": []}
+        with stream.start() as run:
+            for _ in range(24):
+                next(run)
+                envelope = run.envelope
+                assert envelope is not None
+                assert envelope.version is not None
+                versions[envelope.sources[0].name].append(envelope.version)
+                learner.optimiser.steps += 1  # as if it had learnt
+    for found in versions.values():
+        assert found == sorted(found)
+        # Four shards on two workers: each has two fragments under way, and is sent weights with every third.
+        assert all(found.count(version) <= 4 for version in set(found))
+        assert len(set(found)) >= 3

@@ -1,0 +1,68 @@
+"""Two trainers behind one split: each at its own pace, in one flow."""
+
+from typing import Any
+
+import pytest
+
+from raceway.errors import ConfigError
+from raceway.multi_agent import MultiTraining, train_multi
+
+SPREAD: dict[str, Any] = {
+    "env": "mpe2.simple_spread_v3",
+    "policies": {"agent_0": "climbers", "agent_1": "climbers", "agent_2": "values"},
+    "trainers": {
+        "climbers": ("ppo", {"batch_steps": 160, "num_epochs": 2, "num_minibatches": 2}),
+        "values": ("dqn", {"learning_starts": 20, "batch_size": 16, "buffer_size": 1000, "target_every": 5}),
+    },
+    "env_kwargs": {"max_cycles": 10},
+    "num_envs": 4,
+    "fragment_steps": 5,
+}
+
+
+def test_each_policy_is_trained_at_its_own_batch_size_and_its_metrics_are_apart() -> None:
+    result = train_multi(**SPREAD, total_timesteps=640)
+    climbers, values = result.metrics["climbers"], result.metrics["values"]
+    # A round is 4 environments of 5 steps: 40 steps of the two agents, 20 of the other.
+    assert [row["time/total_timesteps"] for row in climbers] == [160, 320, 480, 640]
+    assert [row["time/total_timesteps"] for row in values][:3] == [20, 40, 60]
+    assert "train/clip_fraction" in climbers[0]
+    assert "train/q_values" in values[-1]
+    assert len(result.returns["climbers"]) == 64
+    assert abs(len(result.returns["values"]) - 32) <= 4
+
+
+@pytest.mark.parametrize("engine", ["process", "ray"])
+def test_it_trains_both_on_every_engine(engine: str) -> None:
+    before = {name: policy.sha256() for name, policy in MultiTraining(**SPREAD).policies.items()}
+    result = train_multi(**SPREAD, num_shards=2, total_timesteps=320, engine=engine, num_workers=2)
+    assert [row["time/total_timesteps"] for row in result.metrics["climbers"]] == [160, 320]
+    assert abs(len(result.metrics["values"]) - 8) <= 2
+    assert all(policy.sha256() != before[name] for name, policy in result.policies.items())
+
+
+def test_the_first_batch_is_the_same_on_another_engine() -> None:
+    rows = [
+        train_multi(**SPREAD, num_shards=2, total_timesteps=160, engine=engine, num_workers=number).metrics["climbers"]
+        for engine, number in (("inline", 1), ("process", 2))
+    ]
+    assert rows[0][0]["returns"] == rows[1][0]["returns"]
+
+
+def test_the_plan_shows_the_split_and_both_plans() -> None:
+    with MultiTraining(**SPREAD).planned() as (flow, _):
+        plan = flow.explain()
+    assert "split(climbers, values)" in plan
+    assert "for_each(AddAdvantages)" in plan
+    assert "for_each(StoreToReplay)" in plan
+
+
+def test_every_policy_needs_a_trainer_for_its_actions() -> None:
+    alone = {"climbers": SPREAD["trainers"]["climbers"]}
+    with pytest.raises(ConfigError, match="every policy needs one"):
+        MultiTraining(**{**SPREAD, "trainers": alone})
+    moving = {**SPREAD, "env_kwargs": {"max_cycles": 10, "continuous_actions": True}}
+    with pytest.raises(ConfigError, match="dqn is for discrete actions, and policy 'values'"):
+        MultiTraining(**moving)
+    with pytest.raises(ConfigError, match="never end"):
+        train_multi(**SPREAD)
