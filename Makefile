@@ -13,8 +13,8 @@ EXTRAS := dev,ray,mujoco,envpool,torchrl,box2d,atari,pettingzoo
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: setup ## Train REINFORCE on CartPole, in less than a minute
-	$(BIN)/raceway train reinforce --env cartpole --iterations 40 --plot
+demo: setup ## Train PPO on CartPole, in seconds
+	$(BIN)/raceway train ppo --env cartpole --local --plot
 
 test: setup lint ## Lint, check types, and run every test and doctest
 	$(BIN)/python -m pytest

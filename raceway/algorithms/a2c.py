@@ -38,6 +38,8 @@ class Config(AlgorithmConfig):
     """Widths of the hidden layers, of the policy and of the values."""
     fragment_steps: int = 5
     """Steps that each environment plays for one step of the optimiser."""
+    lr_end: float | None = 0.0
+    """Step size at the end of the run, to which it falls if total_timesteps are given; without it, it stays."""
     lr: float = 7e-4
     """Adam step size."""
     max_grad_norm: float | None = 0.5
@@ -79,6 +81,6 @@ def a2c(rollouts: ParIter[Batch], cfg: Config, ctx: Context) -> Iter[TrainStats]
         rollouts.for_each(AddAdvantages(cfg.gamma, cfg.lam, cfg.scale_rewards))
         .gather_sync()
         .combine(ConcatBatches(cfg.batch_steps))
-        .for_each(TrainOneStep(ctx.learner, partial(loss, cfg=cfg), lr=cfg.falling(cfg.lr)))
+        .for_each(TrainOneStep(ctx.learner, partial(loss, cfg=cfg)))
         .for_each(ctx.weights())
     )

@@ -70,6 +70,8 @@ class AlgorithmConfig:
     """Widths of the hidden layers."""
     lr: float = 3e-4
     """Adam step size."""
+    lr_end: float | None = None
+    """Step size at the end of the run, to which it falls if total_timesteps are given; without it, it stays."""
     gamma: float = 0.99
     """Discount factor."""
     max_grad_norm: float | None = None
@@ -135,18 +137,15 @@ class AlgorithmConfig:
 
     def learner(self, policy: Policy) -> Learner:
         """Return what trains a policy."""
-        return Learner(
-            policy,
-            self.lr,
-            self.learner_threads,
-            max_grad_norm=self.max_grad_norm,
-            epsilon=self.adam_epsilon,
-            seed=seed_of(self.seed, Purpose.LEARNER),
-        )
+        settings = {"max_grad_norm": self.max_grad_norm, "epsilon": self.adam_epsilon}
+        seed = seed_of(self.seed, Purpose.LEARNER)
+        return Learner(policy, self.falling(self.lr, self.lr_end), self.learner_threads, seed=seed, **settings)  # type: ignore[arg-type]
 
-    def falling(self, start: float, end: float = 0.0) -> Linear:
+    def falling(self, start: float, end: float | None) -> Linear:
         """Return a number that changes over the length of the run, or if that is not known stays what it is."""
-        return Linear(start, end, self.total_timesteps) if self.total_timesteps else Linear(start, start, 1)
+        if end is None or self.total_timesteps is None:
+            return Linear(start, start, 1)
+        return Linear(start, end, self.total_timesteps)
 
     @property
     def num_iterations(self) -> int | None:

@@ -43,6 +43,8 @@ class Config(AlgorithmConfig):
     """Fragments, each of one shard, for one step of the optimiser."""
     num_async: int = 1
     """Fragments that a shard may be ahead."""
+    lr_end: float | None = 0.0
+    """Step size at the end of the run, to which it falls if total_timesteps are given; without it, it stays."""
     lr: float = 6e-4
     """Adam step size."""
     max_grad_norm: float | None = 40.0
@@ -99,6 +101,6 @@ def impala(rollouts: ParIter[Batch], cfg: Config, ctx: Context) -> Iter[TrainSta
         .gather_async(cfg.num_async)
         .batch(cfg.num_fragments)
         .for_each(ConcatFragments())
-        .for_each(TrainOneStep(ctx.learner, partial(loss, cfg=cfg), lr=cfg.falling(cfg.lr)))
+        .for_each(TrainOneStep(ctx.learner, partial(loss, cfg=cfg)))
         .for_each(ctx.weights(to="senders"))
     )

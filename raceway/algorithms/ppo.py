@@ -57,8 +57,8 @@ class Config(AlgorithmConfig):
     """Norm that gradients are clipped to; without it, they are not."""
     adam_epsilon: float = 1e-5
     """What Adam adds to what it divides by."""
-    lr_end: float = 0.0
-    """Step size at the end of the run, if its total_timesteps are given."""
+    lr_end: float | None = 0.0
+    """Step size at the end of the run, to which it falls if total_timesteps are given; without it, it stays."""
     normalise_obs: bool = False
     """Normalise observations by what has been seen so far."""
     scale_rewards: bool = False
@@ -98,18 +98,12 @@ def loss(policy: Policy, batch: Batch, cfg: Config) -> tuple[Tensor, dict[str, T
 @algorithm("ppo", Config, presets=PRESETS)
 def ppo(rollouts: ParIter[Batch], cfg: Config, ctx: Context) -> Iter[TrainStats]:
     """Return the plan."""
-    train = TrainOneStep(
-        ctx.learner,
-        partial(loss, cfg=cfg),
-        num_epochs=cfg.num_epochs,
-        num_minibatches=cfg.num_minibatches,
-        lr=cfg.falling(cfg.lr, cfg.lr_end),
-    )
+    epochs = {"num_epochs": cfg.num_epochs, "num_minibatches": cfg.num_minibatches}
     return (
         rollouts.for_each(AddAdvantages(cfg.gamma, cfg.lam, cfg.scale_rewards))
         .gather_sync()
         .combine(ConcatBatches(cfg.batch_steps))
         .for_each(StandardizeFields("advantage"))
-        .for_each(train)
+        .for_each(TrainOneStep(ctx.learner, partial(loss, cfg=cfg), **epochs))
         .for_each(ctx.weights())
     )

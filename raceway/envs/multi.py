@@ -51,7 +51,7 @@ class MultiAgentSettings:
             return self.env
         module, _, function = self.env.partition(":")
         try:
-            return getattr(importlib.import_module(module), function or "parallel_env")  # type: ignore[no-any-return]
+            return getattr(importlib.import_module(module), function or "parallel_env")
         except ImportError as error:
             raise ConfigError(
                 f"environment {self.env!r}: {error}. Give a module with a parallel_env, such as mpe2.simple_spread_v3 "

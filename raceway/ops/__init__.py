@@ -10,7 +10,6 @@ from raceway.ops.batches import (
 )
 from raceway.ops.meta import FitBaseline, InnerAdapt, MetaUpdate
 from raceway.ops.replay import (
-    ReplayCounts,
     ReplaySettings,
     ReplayShard,
     StoreToReplay,
@@ -32,6 +31,7 @@ from raceway.ops.train import (
 from raceway.ops.transitions import Sequences, Transitions
 from raceway.ops.weights import UpdateWeights
 from raceway.policies.learner import Learner, Loss
+from raceway.replay import ReplayCounts
 
 __all__ = [
     "AddAdvantages",

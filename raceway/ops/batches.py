@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
-import torch
 
 from raceway.flow import given
-from raceway.policies import Policy, as_tensor
+from raceway.play.fragments import RunningReturns, judged, rows_of_steps
 from raceway.rl import (
     Batch,
     concat,
@@ -19,7 +18,6 @@ from raceway.rl import (
     standardise_episodes,
     tree_map,
 )
-from raceway.state import Stateful
 
 _OF_STEPS = ("obs", "action", "reward", "log_prob", "ended")
 
@@ -36,10 +34,8 @@ class AddReturns:
         return {**batch, "return": standardise_episodes(returns, batch["length"])}
 
 
-class ConcatBatches(Stateful):
+class ConcatBatches:
     """Makes one batch of a round, or of as many rounds as it takes to have so many steps. For `combine`."""
-
-    kept: ClassVar[tuple[str, ...]] = ("held",)
 
     def __init__(self, min_steps: int = 1) -> None:
         self.min_steps = min_steps
@@ -48,10 +44,9 @@ class ConcatBatches(Stateful):
     def __call__(self, batches: Sequence[Batch]) -> list[Batch]:
         """Put them behind one another, in the order of the shards, if there are enough."""
         self.held = [*self.held, *batches]
-        if sum(map(num_steps, self.held)) < self.min_steps:
-            return []
-        done, self.held = concat(self.held), []
-        return [done]
+        enough = sum(map(num_steps, self.held)) >= self.min_steps
+        done, self.held = ([concat(self.held)], []) if enough else ([], self.held)
+        return done
 
 
 class StandardizeFields:
@@ -66,53 +61,32 @@ class StandardizeFields:
         return {**batch, **made}
 
 
-class AddLogProbs(Stateful):
+class AddLogProbs:
     """Adds to fragments what the policy that played them knows: `log_prob` of its actions. On shards.
 
-    What an episode that was cut short would have brought, by the value of its last observation, is put into its last
-    reward, so that it is one that `ended`. With `scale_rewards` they are divided by the spread of discounted returns.
+    What an episode that was cut short would have brought is put into its last reward, so that it is one that `ended`.
+    With `scale_rewards` they are divided by the spread of discounted returns. See `judged`.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("running",)
-
     def __init__(self, gamma: float, scale_rewards: bool = False) -> None:
-        self.gamma, self.scale_rewards = gamma, scale_rewards
-        self.running: Any = 0.0  # the discounted return of every slot so far
+        self.gamma, self.returns = gamma, RunningReturns() if scale_rewards else None
 
     def __call__(self, batch: Batch, *, actor: Any = given) -> Batch:
         """Return the fragment with it."""
-        return self.added(batch, actor.policy)[0]
+        return judged(actor.policy, batch, self.gamma, self.returns).batch
 
-    def added(self, batch: Batch, policy: Policy) -> tuple[Batch, Any]:
-        """Return the fragment, and the value of every observation."""
-        obs = tree_map(as_tensor, batch["obs"])
-        with torch.inference_mode():
-            params, values = policy.evaluate(obs)
-            log_prob = policy.distribution.log_prob(params, as_tensor(batch["action"])).numpy()
-            cut = batch["truncated"] & batch.get("valid", True)
-            beyond = policy.values(tree_map(as_tensor, batch["final_obs"])).numpy() if cut.any() else None
-        ended = batch["terminated"] | cut
-        made = {**batch, "reward": batch["reward"].copy(), "log_prob": log_prob, "ended": ended}
-        if self.scale_rewards:
-            made["running_return"] = self._returns(batch["reward"], ended)
-            scale = float(policy.rewards.deviation)  # type: ignore[union-attr]
-            made["reward"] = np.clip(made["reward"] / scale, -10, 10)
-        if beyond is not None:
-            made["reward"][cut] += self.gamma * beyond
-        return made, values.numpy()
+    def state(self) -> Any:
+        """Return what is needed to go on from here."""
+        return self.returns and self.returns.state()
 
-    def _returns(self, rewards: Any, ended: Any) -> Any:
-        found = np.empty_like(rewards)
-        for now, (reward, over) in enumerate(zip(rewards, ended, strict=True)):
-            self.running = found[now] = self.running * self.gamma + reward
-            self.running = self.running * ~over
-        return found
+    def restore(self, state: Any) -> None:
+        """Go on from there."""
+        if self.returns is not None:
+            self.returns.restore(state)
 
 
 class AddAdvantages(AddLogProbs):
     """Adds `advantage` and `value_target` to fragments, and makes rows of their steps. On shards."""
-
-    columns = ("obs", "action", "log_prob", "advantage", "value_target", "running_return")
 
     def __init__(self, gamma: float, lam: float = 1.0, scale_rewards: bool = False) -> None:
         super().__init__(gamma, scale_rewards)
@@ -120,18 +94,10 @@ class AddAdvantages(AddLogProbs):
 
     def __call__(self, batch: Batch, *, actor: Any = given) -> Batch:
         """Return the rows, [N]."""
-        made, values = self.added(batch, actor.policy)
-        with torch.inference_mode():
-            last = actor.policy.values(tree_map(as_tensor, batch["last_obs"])).numpy()
+        made, values, last = judged(actor.policy, batch, self.gamma, self.returns)
         made["advantage"] = generalised_advantages(made["reward"], values, last, made["ended"], self.gamma, self.lam)
         made["value_target"] = made["advantage"] + values
-        keep = made["valid"].ravel() if "valid" in made else slice(None)
-
-        def rows(column: Any) -> Any:
-            return column.reshape(-1, *column.shape[2:])[keep]
-
-        of_steps = {name: tree_map(rows, made[name]) for name in self.columns if name in made}
-        return of_steps | {name: made[name] for name in ("episode_return", "episode_length")}
+        return rows_of_steps(made, ("obs", "action", "log_prob", "advantage", "value_target", "running_return"))
 
 
 class ConcatFragments:

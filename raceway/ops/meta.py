@@ -72,9 +72,8 @@ class InnerAdapt(Stateful):
         return []
 
     def _adapted(self, task: Task) -> Weights:
-        params = self.adapt(map(tensors_of, task), True)
-        found = {name: value.detach().numpy() for name, value in params.items()}
-        return {**self.weights.learner.policy.weights(), **found}
+        found = self.adapt(map(tensors_of, task), True)
+        return self.weights.learner.policy.weights() | {name: one.detach().numpy() for name, one in found.items()}
 
     def send_to(self, worker: Actor) -> Future[Any]:
         """Send what was sent to one worker, which was restarted."""
@@ -105,8 +104,8 @@ class MetaUpdate:
 
 def stats_of(tasks: Sequence[Task], figures: Figures, **seconds: float) -> TrainStats:
     """Return what is known of tasks that were played and trained on. The returns are those after adapting."""
-    before, after = (TrainStats.of(concat([task[place] for task in tasks]), figures, **seconds) for place in (0, -1))
-    gain = float(np.mean(after.returns) - np.mean(before.returns))
-    after.num_steps = sum(num_steps(batch) for task in tasks for batch in task)
-    after.metrics |= {"rollout/before_rew_mean": float(np.mean(before.returns)), "rollout/adaptation_gain": gain}
-    return after
+    first, stats = (TrainStats.of(concat([task[place] for task in tasks]), figures, **seconds) for place in (0, -1))
+    before, after = float(np.mean(first.returns)), float(np.mean(stats.returns))
+    stats.num_steps = sum(num_steps(batch) for task in tasks for batch in task)
+    stats.metrics |= {"rollout/before_rew_mean": before, "rollout/adaptation_gain": after - before}
+    return stats

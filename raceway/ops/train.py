@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,40 +12,21 @@ import numpy as np
 from raceway.flow import Envelope, given
 from raceway.ops.report import TrainStats
 from raceway.policies import Weights
-from raceway.policies.learner import Learner, Loss, gradients_of
+from raceway.policies.learner import Learner, Loss, Schedule, gradients_of
 from raceway.rl import Batch, num_steps
-
-Schedule = Callable[[int], float]
-"""A number after so many steps of environments."""
 
 
 class TrainOneStep:
     """Trains on each batch: one step of the optimiser, or one for every minibatch of every epoch."""
 
-    def __init__(
-        self,
-        learner: Learner,
-        loss: Loss,
-        *,
-        num_epochs: int = 1,
-        num_minibatches: int = 1,
-        lr: Schedule | None = None,
-    ) -> None:
-        self.learner, self.loss, self.lr = learner, loss, lr
-        self.num_epochs, self.num_minibatches = num_epochs, num_minibatches
-        self.steps = 0
+    def __init__(self, learner: Learner, loss: Loss, *, num_epochs: int = 1, num_minibatches: int = 1) -> None:
+        self.learner, self.loss, self.parts = learner, loss, (num_epochs, num_minibatches)
 
     def __call__(self, batch: Batch, *, envelope: Envelope = given) -> TrainStats:
         """Train, and say how it went."""
-        begin = time.perf_counter()
-        lag = None if envelope is given or envelope.version is None else self.learner.version - envelope.version
-        if self.lr is not None:
-            self.learner.optimiser.lr = self.lr(self.steps)
-        self.steps += num_steps(batch)
-        figures = self.learner.train(self.loss, batch, self.num_epochs, self.num_minibatches)
-        if lag is not None:
-            figures["policy_lag"] = lag
-        return TrainStats.of(batch, figures, train=time.perf_counter() - begin)
+        begin, lag = time.perf_counter(), self.learner.behind(envelope.version)
+        figures = self.learner.train(self.loss, batch, *self.parts)
+        return TrainStats.of(batch, figures | lag, train=time.perf_counter() - begin)
 
 
 @dataclass
@@ -89,7 +70,7 @@ class ApplyGradients:
     def __call__(self, gradients: Gradients) -> TrainStats:
         """Take the step, and say how it went."""
         begin = time.perf_counter()
-        figures = self.learner.apply(gradients.arrays)
+        figures = self.learner.apply(gradients.arrays, gradients.stats.num_steps)
         gradients.stats.metrics.update({f"train/{name}": value for name, value in figures.items()})
         gradients.stats.seconds["train"] = time.perf_counter() - begin
         return gradients.stats

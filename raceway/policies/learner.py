@@ -13,13 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from raceway.policies.policy import Policy, Weights, as_tensor
-from raceway.rl import Batch, parts_of, tree_map
+from raceway.rl import Batch, num_steps, parts_of, tree_map
 from raceway.rl.adam import Adam
 
 Figures = dict[str, Any]
 Loss = Callable[[Policy, Batch], Tensor | tuple[Tensor, Figures]]
 """Of a policy and a batch of tensors: what is to become small, and maybe figures by name. A figure `td_error` is of
 every row, and becomes its priority."""
+
+Schedule = Callable[[int], float]
+"""A number after so many steps of environments."""
 
 _PART_NUMBERS = 1 << 19  # numbers that a network works out at once: 2 MB
 
@@ -33,7 +36,7 @@ class Learner:
     def __init__(
         self,
         policy: Policy,
-        lr: float,
+        lr: float | Schedule,
         threads: int = 1,
         *,
         max_grad_norm: float | None = None,
@@ -41,7 +44,10 @@ class Learner:
         seed: int = 0,
     ) -> None:
         self.policy, self.threads, self.max_grad_norm = policy, threads, max_grad_norm
-        self.optimiser = Adam(policy.parameters(), lr, epsilon=epsilon)
+        self.lr: Schedule = lr if callable(lr) else lambda _: lr
+        self.steps = 0
+        """Of environments, that were trained on."""
+        self.optimiser = Adam(policy.parameters(), self.lr(0), epsilon=epsilon)
         self.part_steps = max(_PART_NUMBERS // numbers_a_step(policy), 1)
         self._random = torch.Generator().manual_seed(seed)
         self._target: Policy | None = None
@@ -65,6 +71,8 @@ class Learner:
         takes two thirds of the time and much less memory.
         """
         found = []
+        self.optimiser.lr = self.lr(self.steps)
+        self.steps += num_steps(batch)
         with self._own_threads():
             if "length" in batch:
                 parts, total = parts_of(rows_of(batch), self.part_steps), len(batch["length"])
@@ -84,13 +92,19 @@ class Learner:
         figures |= self._descend()
         return figures
 
-    def apply(self, gradients: Weights) -> Figures:
-        """Take one step against gradients that were worked out elsewhere."""
+    def apply(self, gradients: Weights, num_steps: int = 0) -> Figures:
+        """Take one step against gradients that were worked out elsewhere, from so many steps of environments."""
         self.optimiser.zero_grad()
+        self.optimiser.lr = self.lr(self.steps)
+        self.steps += num_steps
         for name, parameter in self.policy.named_parameters():
             if name in gradients:
                 parameter.grad.copy_(as_tensor(gradients[name]))  # type: ignore[union-attr]
         return self._descend()
+
+    def behind(self, version: int | None) -> Figures:
+        """Return by how many steps weights of a version are older than these, as a figure."""
+        return {} if version is None else {"policy_lag": self.version - version}
 
     def _descend(self) -> Figures:
         figures = {} if self.max_grad_norm is None else {"grad_norm": self.optimiser.clip(self.max_grad_norm)}

@@ -21,7 +21,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_two_iterations_are_the_same_bytes_each_time(name: str) -> None:
-    settings = {"env": "cartpole", "iterations": 2, "engine": "inline"}
+    settings = {"env": find_algorithm(name).config.env, "iterations": 2, "engine": "inline"}
     first, second, other = (train(name, seed=seed, **settings).summary for seed in (0, 0, 1))
     assert first["iterations"] == 2
     assert first["timesteps"] > 0
@@ -31,7 +31,7 @@ def test_two_iterations_are_the_same_bytes_each_time(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_its_plan_explains_itself(name: str) -> None:
     found = find_algorithm(name)
-    training = Training(found, found.settings(env="cartpole"))
+    training = Training(found, found.settings(env=found.config.env))
     with make_engine("inline") as engine:
         plan = training.flow(training._spawn(engine)).explain()
     assert "create(sample" in plan

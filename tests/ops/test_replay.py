@@ -82,7 +82,7 @@ def plan(engine: EngineCore, num_workers: int) -> Iter[Batch]:
         parallel_rollouts(workers, settings)
         .for_each(Transitions(0.9, n=3))
         .gather_sync()
-        .for_each(ConcatBatches())
+        .combine(ConcatBatches())
         .for_each(StoreToReplay(shards))
     )
     limits = replay_limits(2, batch_size=8, min_size=90, ahead=60)

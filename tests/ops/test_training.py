@@ -106,7 +106,7 @@ def test_a3c_with_one_worker_is_the_sequential_loop() -> None:
         worker.set_weights({name: value.copy() for name, value in alone.weights().items()})
         batch = worker.sample(shard=shard, number=number)  # type: ignore[arg-type]
         arrays, _ = gradients_of(worker.policy, loss, adding(batch, actor=worker))
-        learner.apply(arrays)
+        learner.apply(arrays, num_steps=32)
     worker.close()
     assert alone.sha256() == training.policy.sha256()
     assert rows[-1]["time/total_timesteps"] == 320
@@ -231,7 +231,7 @@ def test_batches_are_held_until_there_are_enough_steps() -> None:
     operator = ConcatBatches(5)
     part = {"reward": np.arange(2.0)}
     assert operator([part]) == []
-    assert operator.state()["held"] == [part]
+    assert operator.held == [part]
     ((done,),) = [operator([part, part])]
     assert done["reward"].tolist() == [0, 1, 0, 1, 0, 1]
 

@@ -1,0 +1,242 @@
+"""Learning gates: train with the presets, with several seeds, and hold the mean return to a bar.
+
+python benchmarks/learning.py [--only "ppo cartpole" "dqn acrobot"] [--seeds 3] [--write-only]
+
+What counts is the return while training, of the last 100 episodes at the end of the run, as a mean over the seeds.
+Rows that are not run again are kept. With --write-only the picture and the page are made of what was measured before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from _harness import RESULTS, Report
+
+from raceway.comparing import curve
+from raceway.policies import Policy
+from raceway.runs.display import Watcher
+from raceway.runs.plots import need_matplotlib
+from raceway.training import train
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "benchmarks" / "learning.md"
+PICTURE = ROOT / "docs" / "images" / "learning.png"
+POINTS = 120  # of a curve that are kept
+EPISODES = 100  # of an evaluation
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What must be learnt."""
+
+    algorithm: str
+    env: str
+    bar: float
+    evaluate_at: int | None = None
+    """Steps after which the greedy policy is tried too."""
+
+    @property
+    def name(self) -> str:
+        """What it is asked for by."""
+        return f"{self.algorithm} {self.env}"
+
+
+GATES = [
+    Gate("ppo", "cartpole", 475),
+    Gate("a2c", "cartpole", 475),
+    Gate("a3c", "cartpole", 475),
+    Gate("impala", "cartpole", 475),
+    Gate("dqn", "cartpole", 475, evaluate_at=50_000),
+    Gate("apex", "cartpole", 475),
+    Gate("ppo", "acrobot", -100),
+    Gate("dqn", "acrobot", -100),
+    Gate("ppo", "pendulum", -200),
+    Gate("ppo", "lunarlander", 200),
+    Gate("ppo", "halfcheetah", 1443),
+]
+
+
+class Keep(Watcher):
+    """Keeps a copy of the policy as it is after so many steps."""
+
+    def __init__(self, steps: int | None) -> None:
+        self.steps = steps
+        self.policy: Policy | None = None
+
+    def begin(self, training: Any, path: Path) -> None:
+        """Note whose policy it is."""
+        self.training = training
+
+    def iteration(self, row: dict[str, Any]) -> None:
+        """Copy it when it is time."""
+        if self.steps is not None and self.policy is None and row["time/total_timesteps"] >= self.steps:
+            self.policy = copy.deepcopy(self.training.policy)
+
+
+def greedy_return(policy: Policy, env: str, num_episodes: int = EPISODES) -> float:
+    """Return the mean return of the most likely actions."""
+    world, act = gym.make(env), policy.actor(None)
+    total = 0.0
+    for seed in range(num_episodes):
+        (obs, _), over = world.reset(seed=10_000 + seed), False
+        while not over:
+            actions, _ = act(np.asarray(obs, np.float32)[None], {})
+            obs, reward, terminated, truncated, _ = world.step(actions[0])
+            total += float(reward)
+            over = terminated or truncated
+    world.close()
+    return total / num_episodes
+
+
+def learn(gate: Gate, seed: int) -> dict[str, Any]:
+    """Train once, and return the figures."""
+    keep = Keep(gate.evaluate_at)
+    with tempfile.TemporaryDirectory() as folder:
+        result = train(gate.algorithm, env=gate.env, seed=seed, run_dir=f"{folder}/run", watchers=[keep])
+    found = result.summary
+    steps, means = curve(result.metrics)
+    places = np.unique(np.linspace(0, len(steps) - 1, POINTS).astype(int))
+    return {
+        "seed": seed,
+        "mean_return": found["mean_return"],
+        "timesteps": found["timesteps"],
+        "seconds": round(found["train_seconds"], 2),
+        "num_workers": found["num_workers"],
+        **({} if keep.policy is None else {"greedy_return": greedy_return(keep.policy, found["env"])}),
+        "curve": [[steps[place] for place in places], [round(means[place], 2) for place in places]],
+    }
+
+
+def measure(gate: Gate, seeds: int, report: Report) -> None:
+    """Train with so many seeds, and add a row."""
+    runs = []
+    for seed in range(seeds):
+        runs.append(learn(gate, seed))
+        print(f"      {gate.name} seed {seed}: {runs[-1]['mean_return']:.1f}, {runs[-1]['seconds']:.1f} s", flush=True)
+    mean = float(np.mean([run["mean_return"] for run in runs]))
+    figures = {
+        "mean": mean,
+        "seeds": [round(run["mean_return"], 1) for run in runs],
+        "steps": int(np.mean([run["timesteps"] for run in runs])),
+        "seconds": float(np.mean([run["seconds"] for run in runs])),
+        "load": os.getloadavg()[0],
+    }
+    if gate.evaluate_at is not None:
+        figures["greedy"] = [round(run["greedy_return"], 1) for run in runs]
+    report.row(gate.name, f"{gate.bar:g}", mean >= gate.bar, **figures)
+    report.rows[-1]["runs"] = runs
+
+
+def in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows in the order of the gates."""
+    names = [gate.name for gate in GATES]
+    return sorted((row for row in rows if row["what"] in names), key=lambda row: names.index(row["what"]))
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Draw return against steps: one small picture a gate, the mean and the range over seeds, the bar dashed."""
+    need_matplotlib()
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    columns = 4
+    figure, table = plt.subplots(-(-(len(rows) + 1) // columns), columns, figsize=(13, 8.2), layout="constrained")
+    line, band, bar = "#1f5f99", "#9bb7d4", "#c0562b"
+    panels = list(table.flat)
+    for axes, row in zip(panels, rows, strict=False):
+        curves = [run["curve"] for run in row["runs"]]
+        grid = np.linspace(max(steps[0] for steps, _ in curves), min(steps[-1] for steps, _ in curves), 300)
+        many = np.stack([np.interp(grid, *both) for both in curves])
+        axes.fill_between(grid, many.min(0), many.max(0), color=band, alpha=0.45, lw=0)
+        axes.plot(grid, many.mean(0), color=line, lw=2)
+        axes.axhline(float(row["bar"]), color=bar, ls="--", lw=1.3)
+        axes.set_title(row["what"], loc="left", fontweight="bold", fontsize=11)
+        shown = f"{row['mean']:,.0f} in {row['seconds']:,.0f} s".replace("-", "−")
+        axes.set_title(shown, loc="right", fontsize=9.5, color="#444444")
+        axes.grid(alpha=0.25)
+        axes.set_xlim(0, grid[-1])
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+        axes.tick_params(labelsize=9)
+    legend = panels[len(rows)]
+    for axes in panels[len(rows) :]:
+        axes.axis("off")
+    legend.plot([], [], color=line, lw=2, label="mean over seeds")
+    legend.fill_between([], [], color=band, alpha=0.45, lw=0, label="lowest to highest seed")
+    legend.plot([], [], color=bar, ls="--", lw=1.3, label="the bar")
+    legend.legend(frameon=False, loc="center left", fontsize=11)
+    figure.supxlabel("steps of environments", fontsize=11)
+    figure.supylabel("mean return of the last 100 episodes", fontsize=11)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def page(rows: list[dict[str, Any]]) -> str:
+    """Return the page."""
+    lines = [
+        "# Learning, measured",
+        "",
+        "Written by `benchmarks/learning.py` from `benchmarks/results/learning.json`. 2 shared cores, no GPU, often with",
+        "other work beside it. Each row is `raceway train <algorithm> --env <env>` with nothing else given, so with the",
+        "preset of that environment. A return is the mean of the last 100 episodes that were played for training, at",
+        "the end of the run, noise included; seconds are those of training.",
+        "",
+        "| algorithm | env | bar | mean return | each seed | steps | seconds | steps/s | |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        algorithm, env = row["what"].split()
+        each = ", ".join(f"{value:,.1f}" for value in row["seeds"])
+        times = f"{row['steps']:,} | {row['seconds']:.1f} | {row['steps'] / row['seconds']:,.0f}"
+        met = "ok" if row["met"] else "missed"
+        cells = f"{algorithm} | {env} | {row['bar']} | **{row['mean']:,.1f}** | {each} | {times} | {met}"
+        lines.append(f"| {cells} |".replace(" -", " −").replace("**-", "**−"))
+    lines.append("")
+    for row in rows:
+        gate = next(gate for gate in GATES if gate.name == row["what"])
+        if gate.evaluate_at is not None and "greedy" in row:
+            each = ", ".join(f"{value:,.1f}" for value in row["greedy"])
+            lines += [f"{gate.name}, the best action of every step, {EPISODES} episodes after "
+                      f"{gate.evaluate_at:,} steps: {each}.", ""]  # fmt: skip
+    lines += [f"![Return against steps, one picture a gate](../images/{PICTURE.name})", ""]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Train, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [gate.name for gate in GATES]
+    parser.add_argument("--only", nargs="+", default=names, choices=names, metavar="GATE", help=", ".join(names))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--write-only", action="store_true", help="only make the picture and the page")
+    options = parser.parse_args()
+    report, path = Report("learning"), RESULTS / "learning.json"
+    report.rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    for gate in [] if options.write_only else GATES:
+        if gate.name in options.only:
+            before, report.rows = [row for row in report.rows if row["what"] != gate.name], []
+            measure(gate, options.seeds, report)
+            report.rows = in_order(before + report.rows)
+            report.write()  # what was measured is kept if it is stopped
+    if report.rows:
+        PICTURE.parent.mkdir(parents=True, exist_ok=True)
+        draw(report.rows, PICTURE)
+        PAGE.write_text(page(report.rows), encoding="utf-8")
+        print(f"written to {PAGE.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""MAML on tasks that it has not seen: returns before and after adapting, and beside a policy that was just trained.
+
+That policy is PPO's, trained for as many steps of environments over the same tasks, and adapted by the same step. It is
+also given the step size that suits it best. Tasks are paired, and intervals are of the mean over them.
+
+python benchmarks/maml.py [--env point|cheetah-direction] [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import tempfile
+import time
+from functools import partial
+from typing import Any
+
+import numpy as np
+from _harness import Report
+
+from raceway.algorithms import find_algorithm
+from raceway.algorithms.maml import inner_loss
+from raceway.engine import make_engine
+from raceway.ops import FitBaseline, InnerAdapt, Learner, UpdateWeights, parallel_rollouts
+from raceway.policies import Policy
+from raceway.policies.adapting import adapted
+from raceway.rl import bootstrap_interval, episode_sums
+from raceway.training import Result, Training, one_thread, train
+
+NUM_TASKS, EPISODES = 40, 20
+HELD_OUT = 10_000
+"""The seed of the tasks that are adapted to."""
+STEP_SIZES = (0.03, 0.1, 0.3, 1.0, 3.0)
+PLAIN: dict[str, Any] = {"num_envs": 64, "num_shards": 4, "num_epochs": 4, "num_minibatches": 16}
+"""How PPO plays and trains; a fragment is as long as an episode."""
+
+
+def returns_of(policy: Policy, env: str, like: Any, inner_lr: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean returns in each held-out task before and after adapting, [tasks]. Nothing is trained.
+
+    Args:
+        policy: what adapts.
+        env: where.
+        like: the config that it was trained with, which says what its network is.
+        inner_lr: the size of the step.
+    """
+    found = find_algorithm("maml")
+    more: dict[str, Any] = {"num_shards": NUM_TASKS, "num_envs": NUM_TASKS * EPISODES, "seed": HELD_OUT}
+    training = Training(found, found.settings(env=env, engine="inline", **more))
+    rollouts = dataclasses.replace(training.rollouts, kind=like.kind, hidden=like.hidden)
+    with one_thread(), make_engine("inline") as engine:
+        training.rollouts = rollouts
+        workers = training._spawn(engine)
+        weights = UpdateWeights(Learner(policy, 1.0), workers)
+        weights.send(workers)
+        inner = InnerAdapt(weights, partial(adapted, policy, inner_loss, inner_lr))
+        played = parallel_rollouts(workers, rollouts).for_each(FitBaseline(training.cfg.gamma)).gather_sync()
+        tasks = next(iter(played.combine(inner).take(1)))
+    means = [[episode_sums(one["reward"], one["length"]).mean() for one in task] for task in tasks]
+    before, after = np.array(means).T
+    return before, after
+
+
+def trained(algorithm: str, **settings: Any) -> Result:
+    """Train in this process."""
+    with tempfile.TemporaryDirectory() as folder:
+        return train(algorithm, engine="inline", run_dir=f"{folder}/run", **settings)
+
+
+def interval(values: np.ndarray) -> dict[str, float]:
+    """Return the mean and its 95 % interval."""
+    low, high = bootstrap_interval(values, lambda sample: float(sample.mean()))
+    return {"mean": float(values.mean()), "low": low, "high": high}
+
+
+def compare(report: Report, env: str, seed: int, steps: int | None) -> None:
+    """Train both, and adapt both to the same tasks."""
+    length = {} if steps is None else {"total_timesteps": steps}
+    cfg = find_algorithm("maml").settings(env=env, **length)
+    begin = time.perf_counter()
+    meta = trained("maml", env=env, seed=seed, **length)
+    seconds, steps = time.perf_counter() - begin, meta.summary["timesteps"]
+    print(f"{env}: maml {steps:,} steps in {seconds:.0f} s", flush=True)
+    plain_settings = {**PLAIN, "env": env, "seed": seed, "total_timesteps": steps}
+    plain_settings["fragment_steps"] = int(np.ceil(meta.metrics[-1]["rollout/ep_len_mean"]))
+    plain_cfg = find_algorithm("ppo").settings(**plain_settings)
+    plain = trained("ppo", **plain_settings)
+    print(f"{env}: ppo {plain.summary['timesteps']:,} steps", flush=True)
+    before, after = returns_of(meta.policy, env, cfg, cfg.inner_lr)
+    found = {size: returns_of(plain.policy, env, plain_cfg, size) for size in (cfg.inner_lr, *STEP_SIZES)}
+    best = max(found, key=lambda size: found[size][1].mean())
+    (start, same), (_, well) = found[cfg.inner_lr], found[best]
+    shown = {"before": before, "after": after, "plain_before": start, "plain_after": same, "plain_after_best": well}
+    for name, values in shown.items():
+        print(f"    {name:<17}" + ", ".join(f"{key} {value:.2f}" for key, value in interval(values).items()))
+    figures = {f"{name}_{key}": value for name, values in shown.items() for key, value in interval(values).items()}
+    about = {"timesteps": steps, "train_seconds": seconds, "inner_lr": cfg.inner_lr, "plain_best_inner_lr": best}
+    bar = f"interval over {NUM_TASKS} held-out tasks above 0"
+    gain = interval(after - before)
+    report.row(f"{env}: maml, return after adapting - before it", bar, gain["low"] > 0, **gain)
+    for name, other in (("the same step", same), (f"its best step size of {len(found)}", well)):
+        more = interval(after - other)
+        report.row(f"{env}: after adapting, maml - ppo with {name}", bar, more["low"] > 0, **more)
+    apart = figures["after_low"] > max(figures["before_high"], figures["plain_after_high"])
+    report.row(f"{env}: returns", "intervals do not overlap", apart, **figures, **about)
+
+
+def main() -> None:
+    """Compare on both."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env", choices=["point", "cheetah-direction"], action="append")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the steps, of points only")
+    arguments = parser.parse_args()
+    envs = arguments.env or (["point"] if arguments.quick else ["point", "cheetah-direction"])
+    report = Report("maml")
+    for env in envs:
+        compare(report, env, arguments.seed, 150_000 if arguments.quick else None)
+    if not arguments.quick:
+        report.write()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""What a policy says of fragments that it has played: how likely its actions were, and what it expected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+
+from raceway.policies import Policy, as_tensor
+from raceway.rl import Batch, tree_map
+from raceway.state import Stateful
+
+Array = np.ndarray
+
+_MOST = 10.0  # how far from 0 a scaled reward can be
+
+
+class Judged(NamedTuple):
+    """A fragment, [T, B], and the values of what was seen in it."""
+
+    batch: Batch
+    """With `log_prob` and `ended`: what an episode that was cut short would have brought is in its last reward."""
+    values: Array
+    """V(s) of every step, [T, B]."""
+    last_value: Array
+    """V of what is seen after the last one, [B]."""
+
+
+def judged(policy: Policy, batch: Batch, gamma: float, returns: RunningReturns | None = None) -> Judged:
+    """Return what a policy says of a fragment.
+
+    Args:
+        policy: the one that played it.
+        batch: the fragment.
+        gamma: the discount γ.
+        returns: if rewards are to be divided by the spread of discounted returns: those of the fragments before.
+    """
+    cut = batch["truncated"] & batch.get("valid", True)
+    with torch.inference_mode():
+        params, values = policy.evaluate(tree_map(as_tensor, batch["obs"]))
+        log_prob = policy.distribution.log_prob(params, as_tensor(batch["action"])).numpy()
+        last_value = policy.values(tree_map(as_tensor, batch["last_obs"])).numpy()
+        beyond = policy.values(tree_map(as_tensor, batch["final_obs"])).numpy() if cut.any() else None
+    made = {**batch, "reward": batch["reward"].copy(), "log_prob": log_prob, "ended": batch["terminated"] | cut}
+    if returns is not None:
+        made["running_return"] = returns(batch["reward"], made["ended"], gamma)
+        scale = float(policy.rewards.deviation)  # type: ignore[union-attr]
+        made["reward"] = np.clip(made["reward"] / scale, -_MOST, _MOST)
+    if beyond is not None:
+        made["reward"][cut] += gamma * beyond
+    return Judged(made, values.numpy(), last_value)
+
+
+class RunningReturns(Stateful):
+    """The discounted return of every slot so far, from fragment to fragment."""
+
+    kept: ClassVar[tuple[str, ...]] = ("sums",)
+
+    def __init__(self) -> None:
+        self.sums: Any = 0.0
+
+    def __call__(self, rewards: Array, ended: Array, gamma: float) -> Array:
+        """Return it after every step, [T, B]."""
+        found = np.empty_like(rewards)
+        for now, (reward, over) in enumerate(zip(rewards, ended, strict=True)):
+            found[now] = self.sums * gamma + reward
+            self.sums = found[now] * ~over
+        return found
+
+
+def rows_of_steps(batch: Batch, names: Sequence[str]) -> Batch:
+    """Return columns of a fragment as rows of the steps that count, [N], with the figures of episodes that ended."""
+    keep = batch["valid"].ravel() if "valid" in batch else slice(None)
+
+    def rows(column: Array) -> Array:
+        return column.reshape(-1, *column.shape[2:])[keep]
+
+    of_episodes = {name: batch[name] for name in ("episode_return", "episode_length")}
+    return {name: tree_map(rows, batch[name]) for name in names if name in batch} | of_episodes
