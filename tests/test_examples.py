@@ -432,3 +432,19 @@ def test_replay_learns() -> None:
     means = [float(mean) for mean in re.findall(r"episodes +([\d.]+)", done.stdout)]
     assert len(means) == 4, done.stdout + done.stderr
     assert means[-1] > 80 > 40 > means[0]
+
+
+TWO_TRAINERS = "examples/two_trainers/main.py"
+
+
+def test_two_trainers_train_both() -> None:
+    done = run(TWO_TRAINERS, "--steps", "9000")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^ppo: mean return -\d", done.stdout, re.MULTILINE)
+    assert re.search(r"^dqn: mean return -\d", done.stdout, re.MULTILINE)
+
+
+def test_two_trainers_show_their_plan() -> None:
+    done = run(TWO_TRAINERS, "--plan")
+    assert "split(dqn, ppo)" in done.stdout, done.stderr
+    assert run(TWO_TRAINERS, "--steps", "0").returncode == 2

@@ -36,6 +36,8 @@ class Config(AlgorithmConfig):
     """Environments that are played at the same time, in all shards together."""
     hidden: tuple[int, ...] | None = (64, 64)
     """Widths of the hidden layers, of the policy and of the values."""
+    activation: str | None = None
+    """What is between them: tanh or relu; tanh, but for pictures, where it is relu."""
     fragment_steps: int = 5
     """Steps that each environment plays for one step of the optimiser."""
     lr_end: float | None = 0.0

@@ -102,6 +102,8 @@ class AlgorithmConfig:
             )
         if isinstance(self.network, str) and ":" not in self.network:
             known("network", self.network, ("mlp", "lstm"))
+        if getattr(self, "activation", None) is not None:
+            known("activation", self.activation, ("relu", "tanh"))  # type: ignore[attr-defined]
 
     def for_env(self, slots: Slots) -> Self:
         """Return the same with what depends on the environment filled in."""
@@ -126,6 +128,7 @@ class AlgorithmConfig:
             hidden=self.hidden or (),
             kind=self.kind,
             normalise=getattr(self, "normalise_obs", False),
+            activation=getattr(self, "activation", None),
             clip_actions=self.clip_actions,
             **self.amount,
         )

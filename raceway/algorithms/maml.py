@@ -74,7 +74,12 @@ class Config(AlgorithmConfig):
         return {"num_episodes": self.num_envs, "items_per_task": self.inner_steps + 1}
 
 
-PRESETS: dict[str, dict[str, Any]] = {}
+PRESETS: dict[str, dict[str, Any]] = {
+    "PointGoals-v0": {"lr": 2e-3, "inner_lr": 0.3, "total_timesteps": 800_000},
+    "HalfCheetahDirection-v0": {
+        "num_shards": 2, "num_envs": 80, "lr": 3e-3, "inner_lr": 0.5, "num_epochs": 10, "total_timesteps": 2_000_000,
+    },
+}  # fmt: skip
 
 
 def inner_loss(policy: Policy, batch: Batch) -> Tensor:

@@ -73,7 +73,7 @@ class AddLogProbs:
 
     def __call__(self, batch: Batch, *, actor: Any = given) -> Batch:
         """Return the fragment with it."""
-        return judged(actor.policy, batch, self.gamma, self.returns).batch
+        return judged(actor.policy, batch, self.gamma, self.returns, with_values=False).batch
 
     def state(self) -> Any:
         """Return what is needed to go on from here."""

@@ -31,6 +31,8 @@ class RolloutSettings:
     """Of policy; see `make_policy`."""
     normalise: bool = False
     """Whether observations are normalised."""
+    activation: str | None = None
+    """Between the layers of an actor-critic."""
     clip_actions: bool = False
     """Whether environments get actions within their bounds. What was drawn is what is learnt from."""
     num_episodes: int | None = None
@@ -44,8 +46,10 @@ class RolloutSettings:
 
     def make_policy(self, observation_space: Any, action_space: Any, seed: int = 0) -> Policy:
         """Make the policy that plays."""
-        more = {"kind": self.kind, "normalise": self.normalise, "num_slots": self.slots_per_shard}
-        return make_policy(observation_space, action_space, self.network, self.hidden, seed, **more)  # type: ignore[arg-type]
+        return make_policy(
+            observation_space, action_space, self.network, self.hidden, seed,
+            kind=self.kind, normalise=self.normalise, activation=self.activation, num_slots=self.slots_per_shard,
+        )  # fmt: skip
 
     @property
     def leaves_nothing(self) -> bool:

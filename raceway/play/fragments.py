@@ -28,7 +28,9 @@ class Judged(NamedTuple):
     """V of what is seen after the last one, [B]."""
 
 
-def judged(policy: Policy, batch: Batch, gamma: float, returns: RunningReturns | None = None) -> Judged:
+def judged(
+    policy: Policy, batch: Batch, gamma: float, returns: RunningReturns | None = None, *, with_values: bool = True
+) -> Judged:
     """Return what a policy says of a fragment.
 
     Args:
@@ -36,10 +38,12 @@ def judged(policy: Policy, batch: Batch, gamma: float, returns: RunningReturns |
         batch: the fragment.
         gamma: the discount γ.
         returns: if rewards are to be divided by the spread of discounted returns: those of the fragments before.
+        with_values: whether values are wanted, of other observations than the last of episodes that were cut short.
     """
     cut = batch["truncated"] & batch.get("valid", True)
     with torch.inference_mode():
-        params, values = policy.evaluate(tree_map(as_tensor, batch["obs"]))
+        obs = tree_map(as_tensor, batch["obs"])
+        params, values = policy.evaluate(obs) if with_values else (policy(obs, {})[0], torch.empty(0))
         log_prob = policy.distribution.log_prob(params, as_tensor(batch["action"])).numpy()
         last_value = policy.values(tree_map(as_tensor, batch["last_obs"])).numpy()
         beyond = policy.values(tree_map(as_tensor, batch["final_obs"])).numpy() if cut.any() else None

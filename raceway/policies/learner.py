@@ -88,8 +88,9 @@ class Learner:
     def step(self, losses: Iterable[Callable[[], Tensor | tuple[Tensor, Figures]]]) -> Figures:
         """Take one step down the sum of some losses, which are worked out one after the other."""
         self.optimiser.zero_grad()
-        figures = backward(losses)
-        figures |= self._descend()
+        with self._own_threads():
+            figures = backward(losses)
+            figures |= self._descend()
         return figures
 
     def apply(self, gradients: Weights, num_steps: int = 0) -> Figures:

@@ -172,6 +172,7 @@ def actor_critic(
     action_space: spaces.Space,
     hidden: Sequence[int] = (64, 64),
     normalise: bool = False,
+    activation: str | None = None,
 ) -> tuple[nn.Sequential, nn.Module]:
     """Return a network that acts and one that values: two of them, or for pictures one with two heads.
 
@@ -180,12 +181,12 @@ def actor_critic(
     """
     encoder = Encoder(observation_space, normalise)
     pictures = encoder.kind != "flat" and any(isinstance(part, Images) for part in encoder.modules())
-    activation = nn.ReLU if pictures else nn.Tanh
-    acting = mlp(observation_space, action_space, hidden, activation, encoder)
+    between = ACTIVATIONS[activation or ("relu" if pictures else "tanh")]
+    acting = mlp(observation_space, action_space, hidden, between, encoder)
     if pictures:
         valuing: nn.Module = nn.Linear(acting[-1].in_features, 1)  # type: ignore[arg-type]
     else:
-        layers, size = _layers(encoder, hidden, activation)
+        layers, size = _layers(encoder, hidden, between)
         valuing = nn.Sequential(*layers, nn.Linear(size, 1))
     for layer in [*acting.modules(), *valuing.modules()]:
         if isinstance(layer, (nn.Linear, nn.Conv2d)):
@@ -215,6 +216,7 @@ class LSTM(nn.Module):
         return self.head(hidden), {"hidden": hidden, "cell": cell}
 
 
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
 NETWORKS: dict[str, Any] = {"mlp": mlp, "lstm": LSTM}
 
 

@@ -183,6 +183,7 @@ def make_policy(
     kind: str = "actor",
     normalise: bool = False,
     num_slots: int = 1,
+    activation: str | None = None,
 ) -> Policy:
     """Make an untrained policy. A seed gives the same weights every time; torch's own generator is left alone.
 
@@ -195,6 +196,7 @@ def make_policy(
         kind: `actor`; `actor-critic`, with a second network for the value of a state; or `values`, where the numbers
             are values of choices, of which the best is made but for a chance of ε.
         normalise: whether observations are normalised by what has been seen so far; of an actor-critic.
+        activation: `tanh` or `relu`, between the layers of an actor-critic; the usual one if none is given.
         num_slots: environments that it plays at once; of `values`, where each has an ε of its own.
     """
     seen, _ = obs_space_of(observation_space)
@@ -205,7 +207,7 @@ def make_policy(
             torch.manual_seed(seed)
         critic: nn.Module | None = None
         if kind == "actor-critic":
-            made, critic = actor_critic(seen, action_space, tuple(hidden), normalise)
+            made, critic = actor_critic(seen, action_space, tuple(hidden), normalise, activation)
             if network != "mlp":
                 made = network_for(seen, action_space, network, hidden)  # type: ignore[assignment]
         else:

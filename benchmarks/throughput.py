@@ -1,0 +1,141 @@
+"""Training beside what people would use instead, each in a virtual environment of its own, one after the other.
+
+python benchmarks/throughput.py --peers FOLDER [--only solve impala cheetah] [--runs 3]
+
+The folder gets the virtual environments the first time. Only settings that pass the learning gate count: what is
+trained here with `raceway train` is what the presets are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from _harness import Report
+
+PROGRAMS = Path(__file__).parent / "peers"
+NEEDS = {
+    "sb3": ["stable-baselines3", "gymnasium[mujoco]"],
+    "rllib": ["ray[rllib]"],
+    "sf": ["sample-factory"],
+}
+TORCH = "torch==2.13.0"
+
+
+def python_of(peers: Path, name: str) -> str:
+    """Return the interpreter of a peer's virtual environment, which is made if it is not there."""
+    python = peers / name / "bin" / "python"
+    if not python.exists():
+        print(f"installing {name} into {peers / name}", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", str(peers / name)], check=True)
+        for packages in ([TORCH], [TORCH, *NEEDS[name]]):
+            subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages], check=True)
+    return str(python)
+
+
+def run(*command: str) -> tuple[dict[str, Any], float]:
+    """Run a program, and return the JSON on its last line and the seconds from the prompt to its end."""
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, timeout=1800)
+    seconds = time.perf_counter() - begin
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1]), seconds
+
+
+def ours(algorithm: str, *options: str) -> tuple[dict[str, Any], float]:
+    """Train with Raceway, from the prompt."""
+    return run(sys.executable, "-m", "raceway", "train", algorithm, "--json", *options)
+
+
+def solve(report: Report, peers: Path, runs: int) -> None:
+    """Compare the seconds from the prompt to a solved CartPole."""
+    python = python_of(peers, "sb3")
+    here, there = [], []
+    for seed in range(runs):
+        summary, seconds = ours("ppo", "--env", "cartpole", "--local", "--seed", str(seed), "--stop-return", "475")
+        assert summary["mean_return"] >= 475, summary
+        here.append(seconds)
+        script = str(PROGRAMS / "sb3_ppo.py")
+        _, seconds = run(python, script, "--seed", str(seed), "--stop-return", "475", "--steps", "100000")
+        there.append(seconds)
+    ratio = statistics.median(there) / statistics.median(here)
+    report.row(
+        "PPO, from the prompt to a solved CartPole-v1: Stable-Baselines3 / Raceway, seconds",
+        "at least 4",
+        ratio >= 4,
+        ratio=ratio,
+        raceway_s=statistics.median(here),
+        sb3_s=statistics.median(there),
+    )
+
+
+def impala(report: Report, peers: Path, runs: int) -> None:
+    """Compare steps a second of training on CartPole."""
+    rates = []
+    for seed in range(runs):
+        summary, _ = ours("impala", "--env", "cartpole", "--seed", str(seed))
+        assert summary["mean_return"] >= 475, f"the gate is not passed: {summary['mean_return']}"
+        rates.append(summary["fps"])
+    rate = statistics.median(rates)
+    for name, script, bar in (("RLlib's IMPALA", "rllib_impala.py", 60), ("Sample Factory's APPO", "sf_appo.py", 30)):
+        python = python_of(peers, script.partition("_")[0])
+        found, _ = run(python, str(PROGRAMS / script))
+        other = found["steps"] / found["seconds"]
+        report.row(
+            f"IMPALA on CartPole-v1: Raceway / {name}, steps/s",
+            f"at least {bar}",
+            rate / other >= bar,
+            ratio=rate / other,
+            raceway_per_s=rate,
+            other_per_s=other,
+        )
+
+
+def cheetah(report: Report, peers: Path, runs: int) -> None:
+    """Compare steps a second of PPO on HalfCheetah, with the same epochs and minibatches."""
+    python = python_of(peers, "sb3")
+    here, there = [], []
+    for seed in range(runs):
+        summary, _ = ours("ppo", "--env", "halfcheetah", "--total-timesteps", "60000", "--seed", str(seed))
+        here.append(summary["fps"])
+        script = str(PROGRAMS / "sb3_ppo.py")
+        found, _ = run(python, script, "--env", "HalfCheetah-v5", "--steps", "40000", "--seed", str(seed))
+        there.append(found["steps"] / found["seconds"])
+    ratio = statistics.median(here) / statistics.median(there)
+    report.row(
+        "PPO on HalfCheetah-v5: Raceway / Stable-Baselines3, steps/s",
+        "at least 2.5",
+        ratio >= 2.5,
+        ratio=ratio,
+        raceway_per_s=statistics.median(here),
+        sb3_per_s=statistics.median(there),
+    )
+
+
+PARTS = {"solve": solve, "impala": impala, "cheetah": cheetah}
+
+
+def main() -> None:
+    """Run the comparisons that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", type=Path, help="folder for their virtual environments", default=Path("peers"))
+    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--runs", type=int, default=3)
+    options = parser.parse_args()
+    report = Report("throughput")
+    for name in options.only:
+        PARTS[name](report, options.peers.resolve(), options.runs)
+    report.write()
+
+
+if __name__ == "__main__":
+    main()
