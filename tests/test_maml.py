@@ -184,37 +184,34 @@ def test_the_weights_are_the_same_on_ray(ray_session: None) -> None:
     assert train("maml", engine="ray", num_workers=2, **SMALL).summary["weights_sha256"] == local
 
 
-class Killer(Watcher):
-    """Kills a worker between the rounds of the second iteration: when it is to send them adapted weights."""
+class Pid(Watcher):
+    """Notes the process of the first worker."""
 
     def begin(self, training: Any, path: Path) -> None:
-        spawn, flow = training._spawn, training.flow
+        spawn = training._spawn
 
         def spawned(engine: Any) -> Any:
             workers = spawn(engine)
-            self.pid = workers[0].call("pid").result(60)
+            self.found = workers[0].call("pid").result(60)
             return workers
 
-        training._spawn, training.flow = spawned, flow
-        send, self.times = InnerAdapt._adapted, 0
-
-        def adapted_and_killed(inner: InnerAdapt, task: Any) -> Any:
-            self.times += 1
-            if self.times == 9:
-                os.kill(self.pid, signal.SIGKILL)
-            return send(inner, task)
-
-        self.patch.setattr(InnerAdapt, "_adapted", adapted_and_killed)
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.patch = patch
+        training._spawn = spawned
 
 
-def test_a_killed_worker_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_is_killed_between_rounds_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     local = train("maml", engine="inline", **SMALL).summary["weights_sha256"]
-    killer = Killer(monkeypatch)
-    killed = train("maml", watchers=[killer], num_workers=2, **SMALL).summary
-    assert killer.times == 12
+    adapt, worker, times = InnerAdapt._adapted, Pid(), 0
+
+    def adapted_and_killed(inner: InnerAdapt, task: Any) -> Any:
+        nonlocal times
+        times += 1
+        if times == 9:  # in the second iteration
+            os.kill(worker.found, signal.SIGKILL)
+        return adapt(inner, task)
+
+    monkeypatch.setattr(InnerAdapt, "_adapted", adapted_and_killed)
+    killed = train("maml", watchers=[worker], num_workers=2, **SMALL).summary
+    assert times == 12
     assert killed["weights_sha256"] == local
 
 

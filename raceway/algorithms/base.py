@@ -179,8 +179,11 @@ class Context:
         return [self.engine.spawn(ReplayShard, (settings, number), name=f"{name}-{number}") for number in numbers]
 
 
-_WHOLE = ("num_envs", "learner_threads", "iterations", "total_timesteps", "num_shards", "fragment_steps", "num_epochs",
-          "num_minibatches", "batch_size", "buffer_size", "learning_starts", "target_every", "num_async")  # fmt: skip
+_WHOLE = (
+    "num_envs", "learner_threads", "iterations", "total_timesteps", "num_shards", "fragment_steps", "num_epochs",
+    "num_minibatches", "batch_size", "buffer_size", "learning_starts", "target_every", "num_async", "max_lag",
+    "batch_steps", "num_fragments",
+)  # fmt: skip
 _POSITIVE = ("stop_seconds", "lr", "gamma", "max_grad_norm", "adam_epsilon")
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from raceway.algorithms.base import AlgorithmConfig, Context, algorithm
 from raceway.flow import Iter, ParIter
-from raceway.ops import AddLogProbs, ConcatFragments, TrainOneStep, TrainStats
+from raceway.ops import AddLogProbs, ConcatFragments, Fresh, TrainOneStep, TrainStats
 from raceway.policies import Policy
 from raceway.rl import Batch, v_trace
 
@@ -45,6 +45,8 @@ class Config(AlgorithmConfig):
     """Fragments, each of one shard, for one step of the optimiser."""
     num_async: int = 1
     """Fragments that a shard may be ahead."""
+    max_lag: int = 100
+    """Steps of the optimiser that the weights behind a fragment may be old; older fragments are not used."""
     lr_end: float | None = 0.0
     """Step size at the end of the run, to which it falls if total_timesteps are given; without it, it stays."""
     lr: float = 6e-4
@@ -98,11 +100,13 @@ def loss(policy: Policy, batch: Batch, cfg: Config) -> tuple[Tensor, dict[str, T
 @algorithm("impala", Config, presets=PRESETS)
 def impala(rollouts: ParIter[Batch], cfg: Config, ctx: Context) -> Iter[TrainStats]:
     """Return the plan."""
+    weights = ctx.weights(to="senders")
     return (
         rollouts.for_each(AddLogProbs(cfg.gamma, cfg.scale_rewards))
         .gather_async(cfg.num_async)
+        .filter(Fresh(weights, cfg.max_lag))
         .batch(cfg.num_fragments)
         .for_each(ConcatFragments())
         .for_each(TrainOneStep(ctx.learner, partial(loss, cfg=cfg)))
-        .for_each(ctx.weights(to="senders"))
+        .for_each(weights)
     )

@@ -65,7 +65,8 @@ class Config(AlgorithmConfig):
     def for_env(self, slots: Slots) -> Self:
         """Refuse environments without tasks."""
         if not has_tasks(slots):
-            raise ConfigError(f"maml is for environments of tasks, and {self.env} has none. Use point, or set_task().")
+            advice = "Use --env point, or give it sample_tasks(num, seed) and set_task(task)."
+            raise ConfigError(f"maml is for environments of tasks, and {self.env} has none. {advice}")
         return super().for_env(slots)
 
     @property

@@ -29,7 +29,7 @@ from raceway.ops.train import (
     UpdateTarget,
 )
 from raceway.ops.transitions import Sequences, Transitions
-from raceway.ops.weights import UpdateWeights
+from raceway.ops.weights import Fresh, UpdateWeights
 from raceway.policies.learner import Learner, Loss
 from raceway.replay import ReplayCounts
 
@@ -44,6 +44,7 @@ __all__ = [
     "ConcatFragments",
     "Explore",
     "FitBaseline",
+    "Fresh",
     "Gradients",
     "InnerAdapt",
     "Learner",

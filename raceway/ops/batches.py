@@ -19,7 +19,7 @@ from raceway.rl import (
     tree_map,
 )
 
-_OF_STEPS = ("obs", "action", "reward", "log_prob", "ended")
+_OF_STEPS = ("obs", "action", "reward", "log_prob", "ended", "running_return")
 
 
 class AddReturns:

@@ -110,7 +110,10 @@ class RolloutWorker:
             if self._weights is not None:
                 self._policy.load(self._weights)
         clips = settings.clip_actions
-        return Collector(slots, self._policy, seed=settings.seed, shard=shard, worker=self.name, clip_actions=clips)
+        return Collector(
+            slots, self._policy, seed=settings.seed, shard=shard, worker=self.name, clip_actions=clips,
+            keep_given=settings.kind == "actor-critic",
+        )  # fmt: skip
 
     @property
     def policy(self) -> Policy:

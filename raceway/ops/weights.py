@@ -65,3 +65,22 @@ class UpdateWeights:
         if isinstance(item, TrainStats):
             item.seconds["weights"] = time.perf_counter() - begin
         return item
+
+
+class Fresh:
+    """Tells whether an item was made with weights that are at most so many steps old. For `filter`.
+
+    Workers go at their own pace, so without it one that is held up may be behind by any number of steps. Whoever made
+    an item that is too old is sent new weights at once.
+    """
+
+    def __init__(self, weights: UpdateWeights, max_lag: int) -> None:
+        self.weights, self.max_lag, self.num_dropped = weights, max_lag, 0
+
+    def __call__(self, item: object, *, envelope: Envelope = given) -> bool:
+        """Return whether it is."""
+        fresh = envelope.version is None or self.weights.learner.version - envelope.version <= self.max_lag
+        if not fresh:
+            self.num_dropped += 1
+            self.weights.send([source.actor for source in envelope.sources if source.actor])
+        return fresh

@@ -12,6 +12,7 @@ from gymnasium import spaces
 from raceway.envs import SOME_SLOT, Purpose, Slots, SteppedSlots, seed_of, seed_of_episode
 from raceway.errors import EnvironmentFailed
 from raceway.policies import Policy
+from raceway.policies.in_numpy import NumpyActor
 from raceway.rl import Batch, empty, row_of, tree_map
 
 Array = np.ndarray
@@ -28,10 +29,19 @@ class Collector:
     """
 
     def __init__(
-        self, slots: Slots, policy: Policy, *, seed: int, shard: int, worker: str = "", clip_actions: bool = False
+        self,
+        slots: Slots,
+        policy: Policy,
+        *,
+        seed: int,
+        shard: int,
+        worker: str = "",
+        clip_actions: bool = False,
+        keep_given: bool = False,
     ) -> None:
         self.slots, self.policy, self.seed, self.shard = slots, policy, seed, shard
-        self.worker = worker
+        self.worker, self.keep_given = worker, keep_given
+        self._given: Array | None = None  # what the network gave for each step of a fragment, if it is kept
         self.num_slots = slots.num
         self.episode = np.zeros(slots.num, np.int64)  # the number of the episode that each slot plays
         self.playing = np.zeros(slots.num, bool)
@@ -88,8 +98,9 @@ class Collector:
         Returns:
             Columns of [T, B, ...]; `last_obs`, what is seen after them, [B, ...]; `final_obs`, what was seen after each
             truncated step, in the order of `np.nonzero(truncated)`; `state`, what a recurrent policy remembered
-            before; and `episode_return` and `episode_length` of the episodes that ended. `valid` is there if the
-            environments reset themselves: a step in which one did so is none of its episodes'.
+            before; `given`, what the network gave for each step, if that is kept and was at hand; and `episode_return`
+            and `episode_length` of the episodes that ended. `valid` is there if the environments reset themselves: a
+            step in which one did so is none of its episodes'.
         """
         if num_steps > self._rows:
             self._reserve(num_steps)
@@ -101,6 +112,8 @@ class Collector:
             self._begin(self._active, 0)
         state = {name: part.numpy().copy() for name, part in self.state.items()}
         self._actor = self.policy.actor(self._random(number))
+        if self.keep_given and isinstance(self._actor, NumpyActor):
+            self._given = np.empty((num_steps, self.num_slots, self._actor.num), np.float32)
         final, ends = [], []
         for now in range(num_steps):
             over = self._step(now)
@@ -120,6 +133,8 @@ class Collector:
         batch["final_obs"] = self._stacked([obs for _, _, obs in final])
         self._check(num_steps, batch["final_obs"], final)
         batch.update(self._finished(ends, num_steps) | self._scores())
+        if self._given is not None:
+            batch["given"], self._given = self._given, None
         return {**batch, "state": state} if state else batch
 
     def _step(self, now: int) -> list[int]:
@@ -146,6 +161,8 @@ class Collector:
             return self._bounded(self.action[now].copy())  # environments may change what they are given
         actions, self.state = self._actor(row_of(self.obs, now), self.state)
         self.action[now] = actions
+        if self._given is not None:
+            self._given[now] = self._actor.given  # type: ignore[attr-defined]
         return self._bounded(actions)
 
     def _bounded(self, actions: Array) -> Array:

@@ -7,8 +7,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from raceway.policies import Policy, as_tensor
+from raceway.policies import Gaussian, Policy, as_tensor
 from raceway.rl import Batch, tree_map
 from raceway.state import Stateful
 
@@ -42,19 +43,30 @@ def judged(
     """
     cut = batch["truncated"] & batch.get("valid", True)
     with torch.inference_mode():
-        obs = tree_map(as_tensor, batch["obs"])
-        params, values = policy.evaluate(obs) if with_values else (policy(obs, {})[0], torch.empty(0))
+        params, values = _evaluated(policy, batch, with_values)
         log_prob = policy.distribution.log_prob(params, as_tensor(batch["action"])).numpy()
         last_value = policy.values(tree_map(as_tensor, batch["last_obs"])).numpy()
         beyond = policy.values(tree_map(as_tensor, batch["final_obs"])).numpy() if cut.any() else None
-    made = {**batch, "reward": batch["reward"].copy(), "log_prob": log_prob, "ended": batch["terminated"] | cut}
+    kept = {name: column for name, column in batch.items() if name != "given"}
+    made = {**kept, "reward": batch["reward"].copy(), "log_prob": log_prob, "ended": batch["terminated"] | cut}
     if returns is not None:
         made["running_return"] = returns(batch["reward"], made["ended"], gamma)
         scale = float(policy.rewards.deviation)  # type: ignore[union-attr]
         made["reward"] = np.clip(made["reward"] / scale, -_MOST, _MOST)
     if beyond is not None:
-        made["reward"][cut] += gamma * beyond
+        made["reward"][cut] += gamma * beyond * ~batch["terminated"][cut]  # one can be both
     return Judged(made, values.numpy(), last_value)
+
+
+def _evaluated(policy: Policy, batch: Batch, with_values: bool) -> tuple[Tensor, Tensor]:
+    """Return the parameters of the distribution and the values; what was worked out for playing is not again."""
+    obs = tree_map(as_tensor, batch["obs"])
+    if "given" not in batch:
+        return policy.evaluate(obs) if with_values else (policy(obs, {})[0], torch.empty(0))
+    params = as_tensor(batch["given"])
+    if isinstance(policy.distribution, Gaussian):
+        params = torch.cat([params, policy.network[-1].log_std.expand_as(params)], -1)  # type: ignore[index]
+    return params, policy.values(obs) if with_values else torch.empty(0)
 
 
 class RunningReturns(Stateful):

@@ -43,6 +43,8 @@ class NumpyActor:
             for layer, after in zip(rest, [*rest[1:], None], strict=True)
             if isinstance(layer, nn.Linear)
         ]
+        self.num = len(self.layers[-1][0])
+        """How many numbers the network gives for one observation, without deviations."""
         self.distribution, self.random = distribution, random
         self.choice = isinstance(distribution, Categorical)
         self.greedy = isinstance(distribution, EpsilonGreedy)
@@ -51,6 +53,8 @@ class NumpyActor:
             self._mean = first.normaliser.mean.numpy()[:, None].copy()
             self._scale = (1 / first.normaliser.deviation.numpy())[:, None]
         self.deviations = None if self.choice else np.exp(rest[-1].log_std.detach().numpy())
+        self.given = np.empty(0)
+        """What the network gave for the last actions that were drawn, [B, size]. The next call writes over it."""
         self._place = _BLOCK
         self._noise = np.empty(0)
         self._steps: dict[int, tuple[Array, list[Step]]] = {}  # by the number of observations
@@ -63,10 +67,11 @@ class NumpyActor:
         """Return an action for every observation, [B, ...]."""
         if self.random is None:
             return self.distribution.mode(self.numbers(obs)), state
+        self.given = given = self._forward(obs).T
         if self.greedy:
-            return self.distribution.draw(self._forward(obs).T, self.random), state
+            return self.distribution.draw(given, self.random), state
         x = self._next_noise(len(obs))  # which is not used again, so it is added to in place
-        x += self._forward(obs).T
+        x += given
         if self.choice:
             return x.argmax(-1) + self.distribution.start, state  # type: ignore[union-attr]
         return x.reshape(len(x), *self.distribution.shape), state  # type: ignore[union-attr]

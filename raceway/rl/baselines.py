@@ -22,7 +22,7 @@ def linear_baseline(obs: Any, lengths: Array, returns: Array, ridge: float = 1e-
         returns: Gₜ, [N].
         ridge: how much large coefficients cost.
 
-    >>> linear_baseline(np.zeros((4, 1)), np.array([2, 2]), np.array([3.0, 1.0, 5.0, 1.0])).round(1)
+    >>> linear_baseline(np.zeros((4, 1)), np.array([2, 2]), np.array([3.0, 1.0, 5.0, 1.0])).round()
     array([4., 1., 4., 1.])
     """
     parts: list[Array] = []

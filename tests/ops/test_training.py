@@ -20,6 +20,7 @@ from raceway.ops import (
     ComputeGradients,
     ConcatBatches,
     ConcatFragments,
+    Fresh,
     Learner,
     MergeStats,
     ReplaySettings,
@@ -137,6 +138,29 @@ def test_advantages_bootstrap_where_an_episode_is_cut_short() -> None:
     np.testing.assert_allclose(rows["log_prob"], expected.ravel(), rtol=1e-5)
 
 
+def test_an_episode_that_ends_in_the_step_that_would_cut_it_short_has_no_more_to_bring() -> None:
+    settings = RolloutSettings(
+        env=EnvSettings("CartPole-v1", {"max_episode_steps": 3}),
+        num_shards=1, slots_per_shard=2, hidden=(8,), fragment_steps=3, kind="actor-critic",
+    )  # fmt: skip
+    policy = policy_of(settings)
+    ((fragment,),) = played(settings, policy, 1)
+    fragment = {**fragment, "terminated": np.array([[False, False], [False, False], [True, False]])}
+    made = AddLogProbs(0.9)(fragment, actor=SimpleNamespace(policy=policy))
+    assert made["reward"][2, 0] == fragment["reward"][2, 0]
+    assert made["reward"][2, 1] != fragment["reward"][2, 1]
+
+
+def test_impala_learns_by_what_to_scale_rewards() -> None:
+    algorithm = find_algorithm("impala")
+    settings = {"env": "cartpole", "num_envs": 8, "num_shards": 2, "fragment_steps": 4, "hidden": (8,)}
+    training = Training(algorithm, algorithm.settings(**settings, scale_rewards=True, engine="inline", iterations=3))
+    with training.planned(run=True) as flow:
+        list(flow.take(3))
+    assert training.policy.rewards is not None
+    assert float(training.policy.rewards.count) == 3 * 4 * 4
+
+
 def test_rewards_are_scaled_by_the_spread_of_returns() -> None:
     policy = policy_of(ROLLOUTS)
     (first, *_), (second, *_) = played(ROLLOUTS, policy, 2)
@@ -151,16 +175,32 @@ def test_rewards_are_scaled_by_the_spread_of_returns() -> None:
 
 
 @pytest.mark.parametrize("engine", ["inline", "process"])
-def test_impala_is_behind_by_no_more_than_its_shards(engine: str) -> None:
+def test_the_lag_of_impala_is_bounded(engine: str) -> None:
     algorithm = find_algorithm("impala")
-    settings = {"env": "cartpole", "num_envs": 8, "num_shards": 4, "fragment_steps": 4, "hidden": (8,)}
+    settings = {"env": "cartpole", "num_envs": 8, "num_shards": 4, "fragment_steps": 4, "hidden": (8,), "max_lag": 3}
     workers = {"num_workers": 2} if engine == "process" else {}
     training = Training(algorithm, algorithm.settings(**settings, **workers, engine=engine, iterations=40))
     with training.planned(run=True) as flow:
         lags = [row["train/policy_lag"] for row in flow.take(40)]
     assert lags[0] == 0
-    assert 0 < max(lags) <= 2 * 4  # a shard's own fragment is one step old, and those of the others come before it
+    assert 0 < max(lags) <= 3
     assert len(lags) == 40
+
+
+def test_a_fragment_of_weights_that_are_too_old_is_not_used_and_its_sender_is_sent_others() -> None:
+    with make_engine("inline") as engine:
+        workers = [engine.spawn(RolloutWorker, (ROLLOUTS,), name=f"worker-{number}") for number in range(2)]
+        learner = Learner(policy_of(ROLLOUTS), 1e-3)
+        update = UpdateWeights(learner, workers, to="senders")
+        update.send(workers)
+        fresh = Fresh(update, max_lag=5)
+        with parallel_rollouts(workers, ROLLOUTS).gather_async().filter(fresh).start() as run:
+            next(run)
+            learner.optimiser.steps = 20  # as if others had been trained on meanwhile
+            next(run)
+            assert run.envelope is not None
+            assert run.envelope.version == 20
+    assert 1 <= fresh.num_dropped <= 4
 
 
 def test_ape_x_gives_new_priorities_to_the_rows_that_were_drawn() -> None:
