@@ -152,7 +152,8 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     columns = 4
-    figure, table = plt.subplots(-(-(len(rows) + 1) // columns), columns, figsize=(13, 8.2), layout="constrained")
+    height = -(-(len(rows) + 1) // columns)  # one more is for the legend
+    figure, table = plt.subplots(height, columns, figsize=(13, 2.8 * height), layout="constrained")
     line, band, bar = "#1f5f99", "#9bb7d4", "#c0562b"
     panels = list(table.flat)
     for axes, row in zip(panels, rows, strict=False):

@@ -52,9 +52,14 @@ class MultiResult:
     seconds: float = 0.0
 
 
-def two_trainers(rollouts: ParIter[Mapping[str, Batch]], trainers: Mapping[str, Trainer]) -> Iter[tuple[str, Any]]:
-    """Return the plan: of each policy the name and a line of metrics, as they come."""
-    branches = rollouts.gather_sync().split(*trainers)
+def two_trainers(
+    rollouts: ParIter[Mapping[str, Batch]], trainers: Mapping[str, Trainer], buffer: int
+) -> Iter[tuple[str, Any]]:
+    """Return the plan: of each policy the name and a line of metrics, as they come.
+
+    One may be ahead of another by so many rounds (`buffer`): at least as many as any of them needs for one batch.
+    """
+    branches = rollouts.gather_sync().split(*trainers, buffer=buffer)
     plans: dict[str, Any] = {}
     for (name, one), branch in zip(trainers.items(), branches, strict=True):
         player = SimpleNamespace(policy=one.context.learner.policy)
@@ -122,7 +127,9 @@ class MultiTraining:
             names = [f"rollouts-{number}" for number in range(self.num_workers)]
             workers = [engine.spawn(MultiRolloutWorker, (self.rollouts, name), name=name) for name in names]
             trainers = {name: self._trainer(name, workers, engine) for name in self.algorithms}
-            yield two_trainers(self._source(workers, trainers), trainers), trainers
+            steps = self.rollouts.num_shards * self.rollouts.slots_per_shard * self.rollouts.fragment_steps
+            rounds = max(-(-getattr(cfg, "batch_steps", 1) // steps) for cfg in self.configs.values())
+            yield two_trainers(self._source(workers, trainers), trainers, rounds + 1), trainers
 
     def _trainer(self, name: str, workers: Sequence[Actor], engine: Any) -> Trainer:
         cfg = self.configs[name]

@@ -35,9 +35,9 @@ def test_each_policy_is_trained_at_its_own_batch_size_and_its_metrics_are_apart(
 @pytest.mark.parametrize("engine", ["process", "ray"])
 def test_it_trains_both_on_every_engine(engine: str) -> None:
     before = {name: policy.sha256() for name, policy in MultiTraining(**SPREAD).policies.items()}
-    result = train_multi(**SPREAD, num_shards=2, total_timesteps=320, engine=engine, num_workers=2)
-    assert [row["time/total_timesteps"] for row in result.metrics["climbers"]] == [160, 320]
-    assert abs(len(result.metrics["values"]) - 8) <= 2
+    result = train_multi(**SPREAD, num_shards=2, total_timesteps=960, engine=engine, num_workers=2)
+    assert [row["time/total_timesteps"] for row in result.metrics["climbers"]] == [160, 320, 480, 640, 800, 960]
+    assert 24 - 12 <= len(result.metrics["values"]) <= 24  # it may be behind by as many rounds as the split holds
     assert all(policy.sha256() != before[name] for name, policy in result.policies.items())
 
 

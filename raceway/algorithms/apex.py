@@ -15,6 +15,7 @@ Differs from the paper: Adam instead of RMSProp; no dueling heads.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -37,7 +38,6 @@ from raceway.ops import (
     UpdatePriorities,
     UpdateTarget,
     parallel_replay,
-    replay_limits,
 )
 from raceway.policies import Policy
 from raceway.rl import Batch
@@ -71,6 +71,13 @@ class Config(dqn.Config):
         whole("replay_shards", self.replay_shards)
         whole("n_step", self.n_step)
 
+    @property
+    def replay(self) -> ReplaySettings:
+        """What replay is."""
+        settings = {"num_shards": self.replay_shards, "alpha": self.alpha, "beta": self.beta}
+        min_size = max(1, self.learning_starts // (2 * self.replay_shards))
+        return dataclasses.replace(super().replay, **settings, min_size=min_size)  # type: ignore[arg-type]
+
 
 PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {
@@ -95,17 +102,7 @@ def loss(policy: Policy, batch: Batch, target: Policy) -> tuple[Tensor, dict[str
 @algorithm("apex", Config, actions=("discrete",), presets=PRESETS)
 def apex(rollouts: ParIter[Batch], cfg: Config, ctx: Context) -> Iter[TrainStats]:
     """Return the plan."""
-    settings = ReplaySettings(
-        capacity=cfg.buffer_size,
-        batch_size=cfg.batch_size,
-        num_shards=cfg.replay_shards,
-        min_size=max(1, cfg.learning_starts // (2 * cfg.replay_shards)),
-        seed=cfg.seed,
-        alpha=cfg.alpha,
-        beta=cfg.beta,
-        stacked=cfg.stacked_frames,
-    )
-    shards = ctx.replay(settings)
+    shards = ctx.replay(cfg.replay)
     ctx.learner.policy.set_epsilon(cfg.epsilon ** torch.linspace(1, 8, cfg.num_envs // (cfg.num_shards or 1)))
     store = (
         rollouts.for_each(Transitions(cfg.gamma, cfg.n_step))
@@ -120,7 +117,4 @@ def apex(rollouts: ParIter[Batch], cfg: Config, ctx: Context) -> Iter[TrainStats
         .for_each(UpdatePriorities())
         .for_each(UpdateTarget(ctx.learner, cfg.target_every))
     )
-    per_insert = cfg.batch_size / cfg.steps_per_update
-    ahead = 2 * cfg.num_envs * cfg.fragment_steps
-    limits = replay_limits(per_insert, batch_size=cfg.batch_size, min_size=cfg.learning_starts, ahead=ahead)
-    return union_async(store=store, replay=replay, limits=limits).combine(MergeStats())
+    return union_async(store=store, replay=replay, limits=cfg.limits).combine(MergeStats())

@@ -15,6 +15,7 @@ environments at once.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -24,7 +25,7 @@ from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
 from raceway.algorithms.base import AlgorithmConfig, Context, algorithm
-from raceway.flow import Iter, ParIter, union
+from raceway.flow import Iter, ParIter, RateLimit, union
 from raceway.ops import (
     ConcatBatches,
     Explore,
@@ -75,6 +76,29 @@ class Config(AlgorithmConfig):
     stacked_frames: bool = False
     """Store the frames of stacked pictures once."""
 
+    def falling(self, start: float, end: float | None) -> Linear:
+        """Return a number that changes over the length of the run, which the learner counts in what it draws."""
+        found = super().falling(start, end)
+        return dataclasses.replace(found, over=found.over * self.batch_size / self.steps_per_update)
+
+    @property
+    def replay(self) -> ReplaySettings:
+        """What replay is."""
+        settings = {"capacity": self.buffer_size, "batch_size": self.batch_size, "stacked": self.stacked_frames}
+        return ReplaySettings(**settings, seed=self.seed)  # type: ignore[arg-type]
+
+    @property
+    def updates_a_round(self) -> int:
+        """Steps of the optimiser for what all environments play at a time."""
+        return max(1, round(self.num_envs * self.fragment_steps / self.steps_per_update))
+
+    @property
+    def limits(self) -> list[RateLimit]:
+        """How far storing and drawing may be ahead of one another."""
+        ahead = self.num_envs * self.fragment_steps
+        ratio = self.batch_size / self.steps_per_update
+        return replay_limits(ratio, batch_size=self.batch_size, min_size=self.learning_starts, ahead=ahead)
+
 
 PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {
@@ -97,10 +121,7 @@ def loss(policy: Policy, batch: Batch, target: Policy) -> tuple[Tensor, dict[str
 @algorithm("dqn", Config, actions=("discrete",), presets=PRESETS)
 def dqn(rollouts: ParIter[Batch], cfg: Config, ctx: Context) -> Iter[TrainStats]:
     """Return the plan."""
-    steps = cfg.num_envs * cfg.fragment_steps  # of environments, a round
-    shards = ctx.replay(
-        ReplaySettings(capacity=cfg.buffer_size, batch_size=cfg.batch_size, seed=cfg.seed, stacked=cfg.stacked_frames)
-    )
+    shards = ctx.replay(cfg.replay)
     store = (
         rollouts.for_each(Transitions(cfg.gamma))
         .gather_sync()
@@ -113,8 +134,6 @@ def dqn(rollouts: ParIter[Batch], cfg: Config, ctx: Context) -> Iter[TrainStats]
         parallel_replay(shards, in_step=True)
         .for_each(TrainOneStep(ctx.learner, partial(loss, target=ctx.learner.target)))
         .for_each(UpdateTarget(ctx.learner, cfg.target_every))
-        .for_each(ctx.weights(every=max(1, round(steps / cfg.steps_per_update))))
+        .for_each(ctx.weights(every=cfg.updates_a_round))
     )
-    per_insert = cfg.batch_size / cfg.steps_per_update
-    limits = replay_limits(per_insert, batch_size=cfg.batch_size, min_size=cfg.learning_starts, ahead=steps)
-    return union(store=store, replay=replay, limits=limits).combine(MergeStats())
+    return union(store=store, replay=replay, limits=cfg.limits).combine(MergeStats())

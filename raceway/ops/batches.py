@@ -38,15 +38,15 @@ class ConcatBatches:
     """Makes one batch of a round, or of as many rounds as it takes to have so many steps. For `combine`."""
 
     def __init__(self, min_steps: int = 1) -> None:
-        self.min_steps = min_steps
-        self.held: list[Batch] = []
+        self.min_steps, self.held = min_steps, list[Batch]()
 
     def __call__(self, batches: Sequence[Batch]) -> list[Batch]:
         """Put them behind one another, in the order of the shards, if there are enough."""
-        self.held = [*self.held, *batches]
-        enough = sum(map(num_steps, self.held)) >= self.min_steps
-        done, self.held = ([concat(self.held)], []) if enough else ([], self.held)
-        return done
+        batches, self.held = [*self.held, *batches], []
+        if sum(map(num_steps, batches)) >= self.min_steps:
+            return [concat(batches)]
+        self.held = batches
+        return []
 
 
 class StandardizeFields:
@@ -69,32 +69,22 @@ class AddLogProbs:
     """
 
     def __init__(self, gamma: float, scale_rewards: bool = False) -> None:
-        self.gamma, self.returns = gamma, RunningReturns() if scale_rewards else None
+        self.gamma, self.running = gamma, RunningReturns() if scale_rewards else None
 
     def __call__(self, batch: Batch, *, actor: Any = given) -> Batch:
         """Return the fragment with it."""
-        return judged(actor.policy, batch, self.gamma, self.returns, with_values=False).batch
-
-    def state(self) -> Any:
-        """Return what is needed to go on from here."""
-        return self.returns and self.returns.state()
-
-    def restore(self, state: Any) -> None:
-        """Go on from there."""
-        if self.returns is not None:
-            self.returns.restore(state)
+        return judged(actor.policy, batch, self.gamma, self.running, with_values=False).batch
 
 
-class AddAdvantages(AddLogProbs):
-    """Adds `advantage` and `value_target` to fragments, and makes rows of their steps. On shards."""
+class AddAdvantages:
+    """Adds `advantage` and `value_target` to fragments, and makes rows of their steps. On shards; see `judged`."""
 
     def __init__(self, gamma: float, lam: float = 1.0, scale_rewards: bool = False) -> None:
-        super().__init__(gamma, scale_rewards)
-        self.lam = lam
+        self.gamma, self.lam, self.running = gamma, lam, RunningReturns() if scale_rewards else None
 
     def __call__(self, batch: Batch, *, actor: Any = given) -> Batch:
         """Return the rows, [N]."""
-        made, values, last = judged(actor.policy, batch, self.gamma, self.returns)
+        made, values, last = judged(actor.policy, batch, self.gamma, self.running)
         made["advantage"] = generalised_advantages(made["reward"], values, last, made["ended"], self.gamma, self.lam)
         made["value_target"] = made["advantage"] + values
         return rows_of_steps(made, ("obs", "action", "log_prob", "advantage", "value_target", "running_return"))

@@ -18,7 +18,7 @@ from raceway.ops.weights import UpdateWeights
 from raceway.policies import Weights
 from raceway.policies.adapting import Parameters, PlainLoss, loss_with
 from raceway.policies.learner import Figures, Learner, mean_figures, tensors_of
-from raceway.rl import Batch, concat, discounted_returns, linear_baseline, num_steps
+from raceway.rl import Batch, baseline_advantages, concat, num_steps
 from raceway.state import Stateful
 
 Task = Sequence[Batch]
@@ -38,11 +38,9 @@ class FitBaseline:
 
     def __call__(self, batch: Batch, *, actor: Any = given) -> Batch:
         """Return the batch with both."""
-        returns = discounted_returns(batch["reward"], batch["length"], self.gamma)
-        above = returns - linear_baseline(batch["obs"], batch["length"], returns)
+        above = baseline_advantages(batch["obs"], batch["reward"], batch["length"], self.gamma)
         with torch.inference_mode():
-            log_prob = actor.policy.log_prob(batch).numpy()
-        return {**batch, "log_prob": log_prob, "advantage": (above - above.mean()) / (above.std() + 1e-8)}
+            return {**batch, "advantage": above, "log_prob": actor.policy.log_prob(batch).numpy()}
 
 
 class InnerAdapt(Stateful):

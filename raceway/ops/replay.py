@@ -16,7 +16,7 @@ from raceway.errors import ConfigError, FlowError, whole
 from raceway.flow import Envelope, Iter, RateLimit, create, given, send_msg
 from raceway.ops.report import TrainStats
 from raceway.replay import Ledger, Replay, ReplayCounts
-from raceway.rl import Batch
+from raceway.rl import Batch, num_rows, rows_of
 
 Array = np.ndarray
 
@@ -107,31 +107,15 @@ class ReplayShard:
         self._from = state["from"]
 
 
-class StoreToReplay:
-    """Puts every batch into one of the shards, in turn, and gives it on; see `Ledger`."""
-
-    def __init__(self, shards: Sequence[Actor]) -> None:
-        self.ledger = Ledger(shards)
+class StoreToReplay(Ledger):
+    """Puts every batch into one of the shards, in turn, and gives it on."""
 
     def __call__(self, batch: Batch) -> Batch:
         """Store what is in a batch but the figures of whole episodes."""
-        rows = {name: column for name, column in batch.items() if not name.startswith("episode_")}
-        if num := rows_of(rows):
-            self.ledger.insert(rows, num)
+        rows = rows_of(batch)
+        if num := num_rows(rows):
+            self.insert(rows, num)
         return batch
-
-    @property
-    def counts(self) -> ReplayCounts:
-        """What became of all rows, as far as the shards have told."""
-        return self.ledger.counts
-
-    def state(self) -> Any:
-        """Return what is needed to go on from here, having waited for what is on its way."""
-        return self.ledger.state()
-
-    def restore(self, state: Any) -> None:
-        """Go on from there, with shards that were restored too."""
-        self.ledger.restore(state)
 
 
 def parallel_replay(
@@ -167,14 +151,9 @@ class UpdatePriorities:
 
 
 def replay_limits(
-    samples_per_insert: float,
-    *,
-    batch_size: int,
-    min_size: int,
-    ahead: int,
-    store: str = "store",
+    samples_per_insert: float, *, batch_size: int, min_size: int, ahead: int, store: str = "store",
     replay: str = "replay",
-) -> list[RateLimit]:
+) -> list[RateLimit]:  # fmt: skip
     """Return limits for a union of a stream that stores and one that draws, so that neither runs ahead of the other.
 
     Args:
@@ -187,19 +166,11 @@ def replay_limits(
     """
     if not samples_per_insert > 0:
         raise ConfigError(f"samples_per_insert must be a number above 0, not {samples_per_insert!r}")
-    size = partial(rows_of, batch_size=batch_size)
-    ratio = samples_per_insert
-    return [
-        RateLimit(branch=replay, per=store, ratio=ratio, slack=-ratio * min_size, size=size),
-        RateLimit(branch=store, per=replay, ratio=1 / ratio, slack=min_size + ahead, size=size),
-    ]
+    size, ratio = partial(_rows_used, batch_size=batch_size), samples_per_insert
+    held = RateLimit(branch=replay, per=store, ratio=ratio, slack=-ratio * min_size, size=size)
+    return [held, RateLimit(branch=store, per=replay, ratio=1 / ratio, slack=min_size + ahead, size=size)]
 
 
-def rows_of(item: Any, batch_size: int = 0) -> int:
+def _rows_used(item: Any, batch_size: int) -> int:
     """Return how many rows a batch holds, or what a training step of a batch of that size used."""
-    if isinstance(item, TrainStats):
-        return item.num_steps or batch_size
-    column = next((column for name, column in item.items() if not name.startswith("episode_")), ())
-    while isinstance(column, dict):
-        column = next(iter(column.values()))
-    return len(column)
+    return (item.num_steps or batch_size) if isinstance(item, TrainStats) else num_rows(rows_of(item))

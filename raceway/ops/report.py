@@ -50,6 +50,12 @@ class TrainStats:
             priorities=(batch["index"], abs(errors)) if drawn and errors is not None else None,
         )
 
+    def with_figures(self, figures: Mapping[str, float], **seconds: float) -> TrainStats:
+        """Add figures and seconds, and return it."""
+        self.metrics.update({f"train/{name}": value for name, value in figures.items()})
+        self.seconds.update(seconds)
+        return self
+
     @classmethod
     def merged(cls, many: Sequence[TrainStats]) -> TrainStats:
         """Return the figures of several steps as those of one: sums of steps and seconds, means of the rest."""

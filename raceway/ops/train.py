@@ -69,11 +69,9 @@ class ApplyGradients:
 
     def __call__(self, gradients: Gradients) -> TrainStats:
         """Take the step, and say how it went."""
-        begin = time.perf_counter()
-        figures = self.learner.apply(gradients.arrays, gradients.stats.num_steps)
-        gradients.stats.metrics.update({f"train/{name}": value for name, value in figures.items()})
-        gradients.stats.seconds["train"] = time.perf_counter() - begin
-        return gradients.stats
+        begin, stats = time.perf_counter(), gradients.stats
+        figures = self.learner.apply(gradients.arrays, stats.num_steps)
+        return stats.with_figures(figures, train=time.perf_counter() - begin)
 
 
 class UpdateTarget:
@@ -81,7 +79,6 @@ class UpdateTarget:
 
     def __init__(self, learner: Learner, every: int) -> None:
         self.learner, self.every, self.steps = learner, every, 0
-        learner.target.load(learner.policy.weights())
 
     def __call__(self, stats: TrainStats) -> TrainStats:
         """Count a training step, and give on its figures."""
@@ -96,13 +93,9 @@ class Explore:
 
     def __init__(self, learner: Learner, epsilon: Schedule) -> None:
         self.learner, self.epsilon, self.steps = learner, epsilon, 0
-        self._set()
 
     def __call__(self, batch: Batch) -> Batch:
         """Count the steps of a batch, and give it on."""
         self.steps += num_steps(batch)
-        self._set()
-        return batch
-
-    def _set(self) -> None:
         self.learner.policy.set_epsilon(self.epsilon(self.steps))
+        return batch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor
 
 from raceway.policies import Gaussian, Policy, as_tensor
 from raceway.rl import Batch, tree_map
-from raceway.state import Stateful
 
 Array = np.ndarray
 
@@ -50,7 +49,7 @@ def judged(
     kept = {name: column for name, column in batch.items() if name != "given"}
     made = {**kept, "reward": batch["reward"].copy(), "log_prob": log_prob, "ended": batch["terminated"] | cut}
     if returns is not None:
-        made["running_return"] = returns(batch["reward"], made["ended"], gamma)
+        made["running_return"] = returns.after(batch["reward"], made["ended"], gamma)
         scale = float(policy.rewards.deviation)  # type: ignore[union-attr]
         made["reward"] = np.clip(made["reward"] / scale, -_MOST, _MOST)
     if beyond is not None:
@@ -69,20 +68,17 @@ def _evaluated(policy: Policy, batch: Batch, with_values: bool) -> tuple[Tensor,
     return params, policy.values(obs) if with_values else torch.empty(0)
 
 
-class RunningReturns(Stateful):
-    """The discounted return of every slot so far, from fragment to fragment."""
+class RunningReturns(dict[str, Any]):
+    """The discounted return of every slot so far, from fragment to fragment. A dict, so that it is kept as data."""
 
-    kept: ClassVar[tuple[str, ...]] = ("sums",)
-
-    def __init__(self) -> None:
-        self.sums: Any = 0.0
-
-    def __call__(self, rewards: Array, ended: Array, gamma: float) -> Array:
+    def after(self, rewards: Array, ended: Array, gamma: float) -> Array:
         """Return it after every step, [T, B]."""
         found = np.empty_like(rewards)
+        sums = self.get("sums", np.zeros(rewards.shape[1:], rewards.dtype))
         for now, (reward, over) in enumerate(zip(rewards, ended, strict=True)):
-            found[now] = self.sums * gamma + reward
-            self.sums = found[now] * ~over
+            found[now] = sums * gamma + reward
+            sums = found[now] * ~over
+        self["sums"] = sums
         return found
 
 

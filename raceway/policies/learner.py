@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from raceway.policies.policy import Policy, Weights, as_tensor
-from raceway.rl import Batch, num_steps, parts_of, tree_map
+from raceway.rl import Batch, num_steps, parts_of, rows_of, tree_map
 from raceway.rl.adam import Adam
 
 Figures = dict[str, Any]
@@ -156,11 +156,6 @@ def backward(losses: Iterable[Callable[[], Tensor | tuple[Tensor, Figures]]]) ->
 def tensors_of(batch: Batch) -> Batch:
     """Return the rows of a batch as tensors."""
     return tree_map(as_tensor, rows_of(batch))
-
-
-def rows_of(batch: Batch) -> Batch:
-    """Return a batch without the figures of episodes that ended."""
-    return {name: column for name, column in batch.items() if not name.startswith("episode_")}
 
 
 def mean_figures(found: list[Figures]) -> Figures:

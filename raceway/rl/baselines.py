@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from raceway.rl.batch import tree_map
+from raceway.rl.returns import discounted_returns
 
 Array = np.ndarray
 
@@ -32,3 +33,14 @@ def linear_baseline(obs: Any, lengths: Array, returns: Array, ridge: float = 1e-
     features = np.hstack([*parts, *(part**2 for part in parts), time, time**2, time**3, np.ones_like(time)])
     squares = features.T @ features + ridge * np.eye(features.shape[1])
     return (features @ np.linalg.solve(squares, features.T @ returns)).astype(returns.dtype)
+
+
+def baseline_advantages(obs: Any, rewards: Array, lengths: Array, gamma: float, epsilon: float = 1e-8) -> Array:
+    """Return by how much each step's discounted return is above the baseline, with a mean of 0 and a deviation of 1.
+
+    >>> baseline_advantages(np.zeros((2, 1)), np.array([1.0, 3.0]), np.array([1, 1]), gamma=0.9).round(3)
+    array([-1.,  1.])
+    """
+    returns = discounted_returns(rewards, lengths, gamma)
+    above = returns - linear_baseline(obs, lengths, returns)
+    return (above - above.mean()) / (above.std() + epsilon)

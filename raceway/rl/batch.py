@@ -76,3 +76,24 @@ def parts_of(batch: Batch, num_steps: int) -> list[Batch]:
         }
         for cut in cuts
     ]
+
+
+def rows_of(batch: Batch) -> Batch:
+    """Return a batch without the figures of episodes that ended, which are not of its rows.
+
+    >>> list(rows_of({"reward": np.zeros(2), "episode_return": np.zeros(1)}))
+    ['reward']
+    """
+    return {name: column for name, column in batch.items() if not name.startswith("episode_")}
+
+
+def num_rows(batch: Batch) -> int:
+    """Return how many rows a batch has, by its first column.
+
+    >>> num_rows({"obs": {"left": np.zeros((3, 2))}})
+    3
+    """
+    column: Any = batch
+    while isinstance(column, Mapping):
+        column = next(iter(column.values()), ())
+    return len(column)

@@ -151,6 +151,19 @@ def test_an_episode_that_ends_in_the_step_that_would_cut_it_short_has_no_more_to
     assert made["reward"][2, 1] != fragment["reward"][2, 1]
 
 
+@pytest.mark.parametrize("name", ["dqn", "apex"])
+def test_with_replay_the_step_size_falls_over_what_is_played_not_what_is_drawn(name: str) -> None:
+    algorithm = find_algorithm(name)
+    replay = {"batch_size": 16, "steps_per_update": 4, "learning_starts": 100, "fragment_steps": 4, "hidden": (8,)}
+    length = {"total_timesteps": 800, "lr": 1e-3, "lr_end": 0.0, "engine": "inline", "num_envs": 8, "num_shards": 1}
+    training = Training(algorithm, algorithm.settings(env="cartpole", **replay, **length))
+    with training.planned(run=True) as flow:
+        for row in flow:
+            if row["time/total_timesteps"] >= 400:
+                break
+    assert 0.4e-3 < training.learner.optimiser.lr < 0.8e-3  # in the middle, but for what was played before the first
+
+
 def test_impala_learns_by_what_to_scale_rewards() -> None:
     algorithm = find_algorithm("impala")
     settings = {"env": "cartpole", "num_envs": 8, "num_shards": 2, "fragment_steps": 4, "hidden": (8,)}
