@@ -60,9 +60,27 @@ class Config(AlgorithmConfig):
     """Divide rewards by the spread of discounted returns."""
 
 
-PRESETS = {
+_ATARI = {
+    "num_envs": 16, "num_shards": 2, "hidden": (512,), "value_coef": 0.25, "entropy_coef": 0.01,
+    "total_timesteps": 10_000_000,
+}  # fmt: skip
+PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {"num_envs": 16, "num_shards": 1, "fragment_steps": 8, "lr": 3e-3, "total_timesteps": 500_000},
-}
+    "Acrobot-v1": {
+        "num_envs": 16, "num_shards": 2, "fragment_steps": 16, "lr": 2e-3, "normalise_obs": True,
+        "total_timesteps": 500_000,
+    },
+    "Pendulum-v1": {
+        "num_envs": 16, "num_shards": 2, "fragment_steps": 16, "gamma": 0.9, "lam": 0.9, "lr": 1e-3,
+        "normalise_obs": True, "scale_rewards": True, "total_timesteps": 1_000_000,
+    },
+    "LunarLander-v3": {
+        "num_envs": 16, "num_shards": 2, "fragment_steps": 16, "gamma": 0.995, "lam": 0.98, "lr": 1e-3,
+        "normalise_obs": True, "scale_rewards": True, "total_timesteps": 1_000_000,
+    },
+    "ALE/Pong-v5": _ATARI,
+    "ALE/Breakout-v5": _ATARI,
+}  # fmt: skip
 
 
 def loss(policy: Policy, batch: Batch, cfg: Any) -> tuple[Tensor, dict[str, Tensor]]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from raceway.algorithms import a2c
 from raceway.algorithms.base import Context, algorithm
@@ -29,9 +30,16 @@ class Config(a2c.Config):
     """Steps that each environment plays for one gradient."""
 
 
-PRESETS = {
+PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {"num_envs": 16, "num_shards": 2, "fragment_steps": 16, "lr": 2e-3, "total_timesteps": 500_000},
-}
+    "Acrobot-v1": {"num_envs": 16, "num_shards": 2, "lr": 1e-3, "total_timesteps": 500_000},
+    "Pendulum-v1": {
+        "num_envs": 16, "num_shards": 2, "gamma": 0.9, "lam": 0.9, "lr": 1e-3, "total_timesteps": 1_000_000,
+    },
+    "LunarLander-v3": {
+        "num_envs": 16, "num_shards": 2, "gamma": 0.995, "lam": 0.98, "lr": 1e-3, "total_timesteps": 1_000_000,
+    },
+}  # fmt: skip
 
 
 @algorithm("a3c", Config, presets=PRESETS)

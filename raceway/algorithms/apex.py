@@ -79,12 +79,28 @@ class Config(dqn.Config):
         return dataclasses.replace(super().replay, **settings, min_size=min_size)  # type: ignore[arg-type]
 
 
+_ATARI = {
+    "num_shards": 2, "fragment_steps": 16, "hidden": (512,), "buffer_size": 200_000, "learning_starts": 50_000,
+    "steps_per_update": 64, "stacked_frames": True, "total_timesteps": 10_000_000,
+}  # fmt: skip
 PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {
-        "num_envs": 32, "num_shards": 2, "fragment_steps": 16, "hidden": (256, 256), "lr": 1e-3, "batch_size": 128,
-        "buffer_size": 50_000, "learning_starts": 2000, "steps_per_update": 8, "target_every": 100,
+        "num_envs": 32, "num_shards": 2, "fragment_steps": 16, "hidden": (128, 128), "lr": 1e-3, "lr_end": 0.0,
+        "batch_size": 128, "buffer_size": 50_000, "learning_starts": 2000, "steps_per_update": 8, "target_every": 100,
+        "epsilon": 0.06, "total_timesteps": 200_000,
+    },
+    "Acrobot-v1": {
+        "num_shards": 2, "fragment_steps": 16, "hidden": (256, 256), "lr": 5e-4, "batch_size": 128,
+        "buffer_size": 50_000, "learning_starts": 2000, "steps_per_update": 8, "target_every": 250,
         "total_timesteps": 200_000,
     },
+    "LunarLander-v3": {
+        "num_shards": 2, "fragment_steps": 16, "hidden": (256, 256), "lr": 5e-4, "batch_size": 128,
+        "buffer_size": 100_000, "learning_starts": 2000, "steps_per_update": 8, "target_every": 250,
+        "total_timesteps": 500_000,
+    },
+    "ALE/Pong-v5": _ATARI,
+    "ALE/Breakout-v5": _ATARI,
 }  # fmt: skip
 
 

@@ -100,12 +100,29 @@ class Config(AlgorithmConfig):
         return replay_limits(ratio, batch_size=self.batch_size, min_size=self.learning_starts, ahead=ahead)
 
 
+_ATARI = {
+    "num_envs": 8, "num_shards": 2, "fragment_steps": 4, "hidden": (512,), "buffer_size": 100_000,
+    "learning_starts": 50_000, "target_every": 250, "epsilon": 0.01, "epsilon_steps": 1_000_000,
+    "stacked_frames": True, "total_timesteps": 10_000_000,
+}  # fmt: skip
 PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {
-        "num_envs": 16, "num_shards": 1, "fragment_steps": 16, "hidden": (256, 256), "lr": 2.3e-3, "batch_size": 64,
-        "buffer_size": 100_000, "learning_starts": 1000, "steps_per_update": 2, "target_every": 128, "epsilon": 0.04,
-        "epsilon_steps": 8000, "total_timesteps": 50_000,
+        "num_envs": 16, "num_shards": 1, "fragment_steps": 16, "hidden": (128, 128), "lr": 5e-4, "lr_end": 0.0,
+        "gamma": 0.98, "batch_size": 128, "buffer_size": 100_000, "learning_starts": 1000, "target_every": 64,
+        "epsilon": 0.04, "epsilon_steps": 8000, "total_timesteps": 150_000,
     },
+    "Acrobot-v1": {
+        "num_envs": 8, "num_shards": 2, "fragment_steps": 16, "hidden": (128, 128), "lr": 5e-4, "lr_end": 0.0,
+        "batch_size": 128, "buffer_size": 50_000, "learning_starts": 1000, "target_every": 100,
+        "epsilon": 0.04, "epsilon_steps": 12_000, "total_timesteps": 100_000,
+    },
+    "LunarLander-v3": {
+        "num_envs": 8, "num_shards": 2, "fragment_steps": 4, "hidden": (256, 256), "lr": 6.3e-4, "batch_size": 128,
+        "buffer_size": 50_000, "learning_starts": 1000, "steps_per_update": 4, "target_every": 250, "epsilon": 0.1,
+        "epsilon_steps": 12_000, "total_timesteps": 200_000,
+    },
+    "ALE/Pong-v5": _ATARI,
+    "ALE/Breakout-v5": _ATARI,
 }  # fmt: skip
 
 

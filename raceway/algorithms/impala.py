@@ -67,11 +67,24 @@ class Config(AlgorithmConfig):
     """Divide rewards by the spread of discounted returns."""
 
 
+_ATARI = {
+    "num_shards": 2, "hidden": (512,), "total_timesteps": 10_000_000,
+}  # fmt: skip
 PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {
-        "num_envs": 128, "num_shards": 2, "fragment_steps": 16, "lr": 3e-3, "max_grad_norm": 0.5, "lam": 0.95,
+        "num_envs": 64, "num_shards": 2, "fragment_steps": 32, "lr": 3e-3, "max_grad_norm": 0.5,
         "total_timesteps": 500_000,
     },
+    "Acrobot-v1": {"num_shards": 2, "lr": 1e-3, "max_grad_norm": 0.5, "total_timesteps": 500_000},
+    "Pendulum-v1": {
+        "num_shards": 2, "gamma": 0.9, "lam": 0.95, "lr": 1e-3, "max_grad_norm": 0.5, "entropy_coef": 0.0,
+        "total_timesteps": 1_000_000,
+    },
+    "LunarLander-v3": {
+        "num_shards": 2, "gamma": 0.995, "lr": 1e-3, "max_grad_norm": 0.5, "total_timesteps": 1_000_000,
+    },
+    "ALE/Pong-v5": _ATARI,
+    "ALE/Breakout-v5": _ATARI,
 }  # fmt: skip
 
 

@@ -67,11 +67,35 @@ class Config(AlgorithmConfig):
     """Divide rewards by the spread of discounted returns."""
 
 
+_MUJOCO = {
+    "num_envs": 64, "num_shards": 2, "fragment_steps": 32, "num_minibatches": 16, "normalise_obs": True,
+    "scale_rewards": True, "lr": 4e-4, "total_timesteps": 1_000_000,
+}  # fmt: skip
+_ATARI = {
+    "num_envs": 8, "num_shards": 2, "fragment_steps": 128, "hidden": (512,), "num_epochs": 4, "num_minibatches": 4,
+    "clip": 0.1, "entropy_coef": 0.01, "lr": 2.5e-4, "total_timesteps": 10_000_000,
+}  # fmt: skip
 PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {
         "num_envs": 64, "num_shards": 1, "fragment_steps": 32, "num_epochs": 4, "num_minibatches": 8, "gamma": 0.98,
         "lam": 0.9, "lr": 3e-3, "total_timesteps": 100_000,
     },
+    "Acrobot-v1": {
+        "num_envs": 16, "num_shards": 2, "fragment_steps": 256, "num_epochs": 4, "lam": 0.94, "lr": 1e-3,
+        "normalise_obs": True, "total_timesteps": 150_000,
+    },
+    "Pendulum-v1": {
+        "num_envs": 16, "num_shards": 2, "fragment_steps": 128, "num_minibatches": 16, "gamma": 0.9, "lr": 1e-3,
+        "scale_rewards": True, "total_timesteps": 200_000,
+    },
+    "LunarLander-v3": {
+        "num_envs": 32, "num_shards": 2, "fragment_steps": 256, "num_epochs": 4, "gamma": 0.999, "lam": 0.98,
+        "entropy_coef": 0.01, "lr": 1e-3, "scale_rewards": True, "total_timesteps": 1_000_000,
+    },
+    "HalfCheetah-v5": _MUJOCO,
+    "Ant-v5": _MUJOCO,
+    "ALE/Pong-v5": _ATARI,
+    "ALE/Breakout-v5": _ATARI,
 }  # fmt: skip
 
 

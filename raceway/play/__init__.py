@@ -2,6 +2,7 @@
 
 from raceway.play.collect import Collector
 from raceway.play.fragments import Judged, RunningReturns, judged, rows_of_steps
+from raceway.play.sending import WeightSender
 from raceway.play.sizing import StepCost, choose_workers, measure_step
 
 __all__ = [
@@ -9,6 +10,7 @@ __all__ = [
     "Judged",
     "RunningReturns",
     "StepCost",
+    "WeightSender",
     "choose_workers",
     "judged",
     "measure_step",

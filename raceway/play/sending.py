@@ -1,0 +1,65 @@
+"""Sending a learner's weights to the actors that play with them: written once, read by all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from raceway.engine.base import Actor, Future
+from raceway.errors import ActorError, known
+from raceway.flow import Envelope, send_msg
+from raceway.policies.learner import Learner
+
+
+class WeightSender:
+    """Sends weights to workers.
+
+    Args:
+        learner: whose.
+        workers: all of them.
+        to: `all`, or the `senders` of each item.
+        every: how many items, or of `senders` how many from one worker, before it is sent new ones.
+        policy: the name of the policy, for workers that play with several.
+    """
+
+    def __init__(
+        self, learner: Learner, workers: Sequence[Actor], to: str = "all", every: int = 1, policy: str | None = None
+    ) -> None:
+        self.learner, self.workers, self.every = learner, workers, every
+        self.to = known("receiver of weights", to, ("all", "senders"))
+        self._more = {} if policy is None else {"policy": policy}
+        self._age: Counter[str] = Counter()  # items since a worker was sent weights
+        self._sent: list[Future[Any]] = []
+
+    def send(self, workers: Sequence[Actor]) -> None:
+        """Send what there is now."""
+        weights = workers[0].engine.put(self.learner.policy.weights())
+        for error in [future.exception() for future in self._sent if future.done()]:
+            if error is not None and not isinstance(error, ActorError):  # a worker that died is told when it is back
+                raise error
+        waiting = [future for future in self._sent if not future.done()]
+        self._sent = waiting + [send_msg(worker, "set_weights", weights, **self._about) for worker in workers]
+
+    def send_to(self, worker: Actor) -> Future[Any]:
+        """Send them to one worker, which was restarted."""
+        return send_msg(worker, "set_weights", self.learner.policy.weights(), **self._about)
+
+    @property
+    def _about(self) -> dict[str, Any]:
+        return self._more or {"version": self.learner.version}  # of several policies there is no one version
+
+    def send_due(self, envelope: Envelope) -> None:
+        """Count an item, and send weights to those that have had theirs for long enough."""
+        actors = self.workers if self.to == "all" else makers(envelope)
+        self._age.update(actor.name for actor in actors)
+        due = [actor for actor in actors if self._age[actor.name] >= self.every]
+        if due:
+            self.send(due)
+        for actor in due:
+            self._age[actor.name] = 0
+
+
+def makers(envelope: Envelope) -> list[Actor]:
+    """Return the actors that an item came from."""
+    return [source.actor for source in envelope.sources if source.actor is not None]
