@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import TypeVar
 
 from raceway.flow import Envelope, given
-from raceway.ops.report import TrainStats
 from raceway.play.sending import WeightSender, makers
 
 T = TypeVar("T")
@@ -17,10 +15,7 @@ class UpdateWeights(WeightSender):
 
     def __call__(self, item: T, *, envelope: Envelope = given) -> T:
         """Send new weights to whom it may concern."""
-        begin = time.perf_counter()
-        self.send_due(envelope)
-        if isinstance(item, TrainStats):
-            item.seconds["weights"] = time.perf_counter() - begin
+        self.send_due(envelope, getattr(item, "seconds", {}))
         return item
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -49,8 +50,9 @@ class WeightSender:
     def _about(self) -> dict[str, Any]:
         return self._more or {"version": self.learner.version}  # of several policies there is no one version
 
-    def send_due(self, envelope: Envelope) -> None:
-        """Count an item, and send weights to those that have had theirs for long enough."""
+    def send_due(self, envelope: Envelope, seconds: dict[str, float]) -> None:
+        """Count an item, and send weights to those that have had theirs for long enough. Note how long that takes."""
+        begin = time.perf_counter()
         actors = self.workers if self.to == "all" else makers(envelope)
         self._age.update(actor.name for actor in actors)
         due = [actor for actor in actors if self._age[actor.name] >= self.every]
@@ -58,6 +60,7 @@ class WeightSender:
             self.send(due)
         for actor in due:
             self._age[actor.name] = 0
+        seconds["weights"] = time.perf_counter() - begin
 
 
 def makers(envelope: Envelope) -> list[Actor]:
