@@ -37,6 +37,7 @@ from raceway.ops import (
     Transitions,
     UpdatePriorities,
     UpdateTarget,
+    count_steps,
     parallel_replay,
 )
 from raceway.policies import Policy
@@ -125,7 +126,7 @@ def apex(rollouts: ParIter[Batch], cfg: Config, ctx: Context) -> Iter[TrainStats
         .gather_async()
         .for_each(StoreToReplay(shards))
         .for_each(ctx.weights(to="senders", every=cfg.weights_every))
-        .for_each(TrainStats.of)
+        .for_each(count_steps)
     )
     replay = (
         parallel_replay(shards)

@@ -36,6 +36,7 @@ from raceway.ops import (
     TrainStats,
     Transitions,
     UpdateTarget,
+    count_steps,
     parallel_replay,
     replay_limits,
 )
@@ -145,7 +146,7 @@ def dqn(rollouts: ParIter[Batch], cfg: Config, ctx: Context) -> Iter[TrainStats]
         .combine(ConcatBatches())
         .for_each(Explore(ctx.learner, Linear(1.0, cfg.epsilon, cfg.epsilon_steps)))
         .for_each(StoreToReplay(shards))
-        .for_each(TrainStats.of)
+        .for_each(count_steps)
     )
     replay = (
         parallel_replay(shards, in_step=True)

@@ -17,7 +17,7 @@ from raceway.ops.replay import (
     parallel_replay,
     replay_limits,
 )
-from raceway.ops.report import MergeStats, ReportMetrics, TrainStats
+from raceway.ops.report import MergeStats, ReportMetrics, TrainStats, count_steps
 from raceway.ops.rollouts import RolloutSettings, RolloutWorker, episodes_of_shard, parallel_rollouts
 from raceway.ops.train import (
     ApplyGradients,
@@ -66,6 +66,7 @@ __all__ = [
     "UpdatePriorities",
     "UpdateTarget",
     "UpdateWeights",
+    "count_steps",
     "episodes_of_shard",
     "parallel_replay",
     "parallel_rollouts",

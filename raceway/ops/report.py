@@ -74,6 +74,11 @@ class TrainStats:
         )
 
 
+def count_steps(batch: Batch) -> TrainStats:
+    """Return what is known of a batch that was played and is not trained on by itself."""
+    return TrainStats.of(batch)
+
+
 class MergeStats:
     """Makes one entry of many training steps: of those that follow a batch that was played, until the next one."""
 
