@@ -12,6 +12,7 @@ import argparse
 import copy
 import json
 import os
+import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,7 +134,8 @@ def measure(gate: Gate, seeds: int, report: Report) -> None:
     if gate.evaluate_at is not None:
         figures["greedy"] = [round(run["greedy_return"], 1) for run in runs]
     report.row(gate.name, f"{gate.bar:g}", mean >= gate.bar, **figures)
-    report.rows[-1]["runs"] = runs
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    report.rows[-1] |= {"commit": commit.stdout.strip(), "runs": runs}  # rows of one file may be of different commits
 
 
 def in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -193,7 +195,8 @@ def page(rows: list[dict[str, Any]]) -> str:
         "Written by `benchmarks/learning.py` from `benchmarks/results/learning.json`. 2 shared cores, no GPU, often",
         "with other work beside it. Each row is `raceway train <algorithm> --env <env>` with nothing else given, so",
         "with the preset of that environment. A return is the mean of the last 100 episodes that were played for",
-        "training, at the end of the run, noise included; seconds are those of training.",
+        "training, at the end of the run, noise included; seconds are those of training. The presets were chosen with",
+        "these seeds, so others may do a little worse.",
         "",
         "| algorithm | env | bar | mean return | each seed | steps | seconds | steps/s | |",
         "|---|---|---|---|---|---|---|---|---|",

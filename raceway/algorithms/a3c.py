@@ -17,6 +17,7 @@ from typing import Any
 
 from raceway.algorithms import a2c
 from raceway.algorithms.base import Context, algorithm
+from raceway.errors import ConfigError
 from raceway.flow import Iter, ParIter
 from raceway.ops import AddAdvantages, ApplyGradients, ComputeGradients, TrainStats
 from raceway.rl import Batch
@@ -28,6 +29,11 @@ class Config(a2c.Config):
 
     fragment_steps: int = 20
     """Steps that each environment plays for one gradient."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.normalise_obs or self.scale_rewards:
+            raise ConfigError("a3c sends gradients, not what was seen, so it cannot normalise. Use a2c, ppo or impala.")
 
 
 PRESETS: dict[str, dict[str, Any]] = {

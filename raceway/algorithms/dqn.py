@@ -108,9 +108,9 @@ _ATARI = {
 }  # fmt: skip
 PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {
-        "num_envs": 16, "num_shards": 1, "fragment_steps": 16, "hidden": (128, 128), "lr": 4e-4, "lr_end": 0.0,
-        "gamma": 0.98, "batch_size": 128, "buffer_size": 100_000, "learning_starts": 1000, "target_every": 64,
-        "epsilon": 0.04, "epsilon_steps": 8000, "total_timesteps": 200_000,
+        "num_envs": 16, "num_shards": 1, "fragment_steps": 16, "hidden": (128, 128), "lr": 5e-4, "lr_end": 0.0,
+        "gamma": 0.98, "batch_size": 128, "buffer_size": 100_000, "learning_starts": 1000,
+        "target_every": 64, "epsilon": 0.04, "epsilon_steps": 8000, "total_timesteps": 150_000,
     },
     "Acrobot-v1": {
         "num_envs": 8, "num_shards": 2, "fragment_steps": 16, "hidden": (128, 128), "lr": 5e-4, "lr_end": 0.0,

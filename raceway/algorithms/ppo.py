@@ -68,8 +68,8 @@ class Config(AlgorithmConfig):
 
 
 _MUJOCO = {
-    "num_envs": 64, "num_shards": 2, "fragment_steps": 32, "num_minibatches": 16, "normalise_obs": True,
-    "scale_rewards": True, "lr": 4e-4, "total_timesteps": 1_000_000,
+    "num_envs": 64, "num_shards": 2, "fragment_steps": 32, "num_minibatches": 32, "normalise_obs": True,
+    "scale_rewards": True, "lr": 3e-4, "total_timesteps": 1_000_000,
 }  # fmt: skip
 _ATARI = {
     "num_envs": 8, "num_shards": 2, "fragment_steps": 128, "hidden": (512,), "num_epochs": 4, "num_minibatches": 4,

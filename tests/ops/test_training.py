@@ -13,6 +13,7 @@ import torch
 from raceway.algorithms import a2c, apex, find_algorithm
 from raceway.engine import make_engine
 from raceway.envs import EnvSettings, make_slots
+from raceway.errors import ConfigError
 from raceway.ops import (
     AddAdvantages,
     AddLogProbs,
@@ -345,3 +346,8 @@ def test_weights_go_to_senders_when_theirs_are_old() -> None:
         # Four shards on two workers: each has two fragments under way, and is sent weights with every third.
         assert all(found.count(version) <= 4 for version in set(found))
         assert len(set(found)) >= 3
+
+
+def test_a3c_cannot_normalise() -> None:
+    with pytest.raises(ConfigError, match="cannot normalise"):
+        find_algorithm("a3c").settings(env="cartpole", normalise_obs=True)
