@@ -218,3 +218,16 @@ def test_the_displays_are_fed_by_hand() -> None:
     lines = Lines(said)
     lines.iteration(row)
     assert "Mean Reward:     none" in said.getvalue()
+
+
+@pytest.mark.parametrize("watcher", [Lines, Live])
+def test_iterations_before_anything_is_learnt_are_shown_too(watcher: type[Any], tmp_path: Path) -> None:
+    from raceway.training import train
+
+    out = io.StringIO()
+    shown = Lines(out) if watcher is Lines else Live(Console(file=out, force_terminal=True, width=100))
+    result = train(
+        "dqn", env="cartpole", engine="inline", iterations=2, watchers=[shown], run_dir=str(tmp_path / "run")
+    )
+    assert "train/loss" not in result.metrics[0]
+    assert "none" in out.getvalue()

@@ -2,15 +2,16 @@
 
 Paper: Horgan et al. 2018, https://arxiv.org/abs/1803.00933
 
-    store:    rollouts -> transitions over n steps -> priorities    on every worker
+    store:    rollouts -> transitions over n steps    on every worker
                  ~> shards of prioritised replay
-                 -> weights                                         to a worker whose weights are old
+                 -> weights                           to a worker whose weights are old
     replay:   batches drawn from the shards
-                 ~> one Adam step                                   on the learner
+                 ~> one Adam step                     on the learner
                  -> new priorities, to the shard; target network
     as they come, within limits of how far one may be ahead of the other
 
-Differs from the paper: Adam instead of RMSProp; no dueling heads.
+Differs from the paper: Adam instead of RMSProp; no dueling heads; new transitions get the highest priority there is,
+not one that the worker works out.
 """
 
 from __future__ import annotations

@@ -83,13 +83,18 @@ class Lines(Watcher):
         self._shown, self._spoke = row["time/iterations"] - 1, time.monotonic()
         mean = row["rollout/iteration_rew_mean"]
         reward = "    none" if mean is None else f"{mean:8.1f}"
-        self.say(f"Iteration {self._shown:4d} | Mean Reward: {reward} | Loss: {row['train/loss']:8.4f}")
+        self.say(f"Iteration {self._shown:4d} | Mean Reward: {reward} | Loss: {_loss(row)}")
 
     def end(self, result: Any) -> None:
         """Say how it went."""
         if self._last is not None and self._last["time/iterations"] - 1 != self._shown:
             self._line(self._last)
         self.say(*closing(result.summary, self._last))
+
+
+def _loss(row: dict[str, Any]) -> str:
+    """Return the loss of an iteration. In the first of an algorithm with replay nothing is trained on yet."""
+    return f"{row['train/loss']:8.4f}" if "train/loss" in row else "    none"
 
 
 def closing(summary: dict[str, Any], last: dict[str, Any] | None) -> list[str]:
@@ -194,7 +199,7 @@ class Live(Watcher):
             mean = row["rollout/ep_rew_mean"]
             shown = "none yet" if mean is None else f"[bold green]{mean:.1f}[/bold green]"
             grid.add_row("return", f"{shown}  [green]{sparkline(self._means)}[/green]")
-            grid.add_row("loss", f"{row['train/loss']:.4f}")
+            grid.add_row("loss", _loss(row).strip())
             grid.add_row("speed", f"{row['time/fps']:,.0f} steps/s   {row['time/episodes'] / elapsed:,.1f} episodes/s")
             grid.add_row("bottleneck", self._bottleneck())
             if done is not None:
