@@ -86,10 +86,10 @@ PRESETS: dict[str, dict[str, Any]] = {
 def loss(policy: Policy, batch: Batch, cfg: Any) -> tuple[Tensor, dict[str, Tensor]]:
     """Return -log π(a|s) A + c₁ (V(s) - target)² - c₂ H(π(·|s)), means over the batch, [N]."""
     params, values = policy.evaluate(batch["obs"])
-    log_prob = policy.distribution.log_prob(params, batch["action"])
+    log_prob, entropies = policy.distribution.log_prob_and_entropy(params, batch["action"])
     policy_loss = -(log_prob * batch["advantage"]).mean()
     value_loss = (values - batch["value_target"]).square().mean()
-    entropy = policy.distribution.entropy(params).mean()
+    entropy = entropies.mean()
     total = policy_loss + cfg.value_coef * value_loss - cfg.entropy_coef * entropy
     return total, {"policy_gradient_loss": policy_loss, "value_loss": value_loss, "entropy_loss": -entropy}
 

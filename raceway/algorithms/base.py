@@ -129,6 +129,7 @@ class AlgorithmConfig:
             kind=self.kind,
             normalise=getattr(self, "normalise_obs", False),
             activation=getattr(self, "activation", None),
+            shared=getattr(self, "shared_layers", False),
             clip_actions=self.clip_actions,
             **self.amount,
         )

@@ -39,6 +39,8 @@ class Config(AlgorithmConfig):
     """Widths of the hidden layers, of the policy and of the values."""
     activation: str | None = None
     """What is between them: tanh or relu; tanh, but for pictures, where it is relu."""
+    shared_layers: bool = False
+    """Whether policy and values are one network with two heads; for pictures they always are."""
     fragment_steps: int = 20
     """Steps that each environment plays for one fragment."""
     num_fragments: int = 1
@@ -72,8 +74,8 @@ _ATARI = {
 }  # fmt: skip
 PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {
-        "num_envs": 64, "num_shards": 2, "fragment_steps": 32, "lr": 3e-3, "max_grad_norm": 0.5,
-        "total_timesteps": 500_000,
+        "num_envs": 128, "num_shards": 1, "fragment_steps": 16, "hidden": (32, 32), "activation": "relu",
+        "shared_layers": True, "scale_rewards": True, "lr": 1.5e-2, "max_grad_norm": 0.5, "total_timesteps": 500_000,
     },
     "Acrobot-v1": {"num_shards": 2, "lr": 1e-3, "max_grad_norm": 0.5, "total_timesteps": 500_000},
     "Pendulum-v1": {
@@ -94,8 +96,7 @@ def loss(policy: Policy, batch: Batch, cfg: Config) -> tuple[Tensor, dict[str, T
     The advantage A and the target v are V-trace's.
     """
     params, values = policy.evaluate(batch["obs"])
-    log_prob = policy.distribution.log_prob(params, batch["action"])
-    entropies = policy.distribution.entropy(params)
+    log_prob, entropies = policy.distribution.log_prob_and_entropy(params, batch["action"])
     with torch.no_grad():
         ratios, rewards, ended = (log_prob - batch["log_prob"]).numpy(), batch["reward"].numpy(), batch["ended"].numpy()
         seen, last = values.numpy(), policy.values(batch["last_obs"]).numpy()

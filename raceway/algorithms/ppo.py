@@ -105,12 +105,13 @@ def loss(policy: Policy, batch: Batch, cfg: Config) -> tuple[Tensor, dict[str, T
     ρ is π(a|s) by what it was when the action was drawn.
     """
     params, values = policy.evaluate(batch["obs"])
-    log_ratio = policy.distribution.log_prob(params, batch["action"]) - batch["log_prob"]
+    log_prob, entropies = policy.distribution.log_prob_and_entropy(params, batch["action"])
+    log_ratio = log_prob - batch["log_prob"]
     ratio, advantage = log_ratio.exp(), batch["advantage"]
     clipped = ratio.clamp(1 - cfg.clip, 1 + cfg.clip)
     policy_loss = -torch.min(ratio * advantage, clipped * advantage).mean()
     value_loss = (values - batch["value_target"]).square().mean()
-    entropy = policy.distribution.entropy(params).mean()
+    entropy = entropies.mean()
     figures = {
         "policy_gradient_loss": policy_loss,
         "value_loss": value_loss,

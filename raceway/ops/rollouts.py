@@ -33,6 +33,8 @@ class RolloutSettings:
     """Whether observations are normalised."""
     activation: str | None = None
     """Between the layers of an actor-critic."""
+    shared: bool = False
+    """Whether an actor-critic is one network with two heads."""
     clip_actions: bool = False
     """Whether environments get actions within their bounds. What was drawn is what is learnt from."""
     num_episodes: int | None = None
@@ -48,7 +50,8 @@ class RolloutSettings:
         """Make the policy that plays."""
         return make_policy(
             observation_space, action_space, self.network, self.hidden, seed,
-            kind=self.kind, normalise=self.normalise, activation=self.activation, num_slots=self.slots_per_shard,
+            kind=self.kind, normalise=self.normalise, activation=self.activation, shared=self.shared,
+            num_slots=self.slots_per_shard,
         )  # fmt: skip
 
     @property

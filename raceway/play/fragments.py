@@ -38,14 +38,15 @@ def judged(
         batch: the fragment.
         gamma: the discount γ.
         returns: if rewards are to be divided by the spread of discounted returns: those of the fragments before.
-        with_values: whether values are wanted, of other observations than the last of episodes that were cut short.
+        with_values: whether values are wanted, of other observations than the last of episodes that were cut short;
+            without it, there are none to return.
     """
     cut = batch["truncated"] & batch.get("valid", True)
     with torch.inference_mode():
         params, values = _evaluated(policy, batch, with_values)
         log_prob = policy.distribution.log_prob(params, as_tensor(batch["action"])).numpy()
-        last_value = policy.values(tree_map(as_tensor, batch["last_obs"])).numpy()
-        beyond = policy.values(tree_map(as_tensor, batch["final_obs"])).numpy() if cut.any() else None
+        last_value = _values(policy, batch["last_obs"]) if with_values else np.empty(0)
+        beyond = _values(policy, batch["final_obs"]) if cut.any() else None
     kept = {name: column for name, column in batch.items() if name != "given"}
     made = {**kept, "reward": batch["reward"].copy(), "log_prob": log_prob, "ended": batch["terminated"] | cut}
     if returns is not None:
@@ -55,6 +56,10 @@ def judged(
     if beyond is not None:
         made["reward"][cut] += gamma * beyond * ~batch["terminated"][cut]  # one can be both
     return Judged(made, values.numpy(), last_value)
+
+
+def _values(policy: Policy, obs: Any) -> Array:
+    return policy.values(tree_map(as_tensor, obs)).numpy()
 
 
 def _evaluated(policy: Policy, batch: Batch, with_values: bool) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from raceway.policies.layers import taping
 from raceway.policies.policy import Policy
 from raceway.rl import Batch
 
@@ -18,7 +19,9 @@ PlainLoss = Callable[[Policy, Batch], Tensor]
 
 def loss_with(policy: Policy, params: Parameters, loss: PlainLoss, batch: Batch) -> Tensor:
     """Return a loss of the policy as if it had these parameters."""
-    return functional_call(_Loss(policy, loss), {f"policy.{name}": value for name, value in params.items()}, (batch,))
+    with taping(None):
+        named = {f"policy.{name}": value for name, value in params.items()}
+        return functional_call(_Loss(policy, loss), named, (batch,))
 
 
 def adapted(

@@ -42,6 +42,10 @@ class Distribution(ABC):
     def entropy(self, params: Tensor) -> Tensor:
         """Return H(π(·|s)), [N]."""
 
+    def log_prob_and_entropy(self, params: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return both, [N]."""
+        return self.log_prob(params, actions), self.entropy(params)
+
     def masked(self, params: Tensor, mask: Tensor) -> Tensor:
         """Return the parameters with what the mask says to leave out made impossible."""
         raise ConfigError(f"a mask goes with actions to choose from, not with a {type(self).__name__}")
@@ -61,12 +65,19 @@ class Categorical(Distribution):
         return params.argmax(-1) + self.start
 
     def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
-        chosen = (actions - self.start).long().unsqueeze(-1)
-        return params.log_softmax(-1).gather(-1, chosen).squeeze(-1)
+        return self._chosen(params.log_softmax(-1), actions)
 
     def entropy(self, params: Tensor) -> Tensor:
         logs = params.log_softmax(-1)
         return -(logs.exp() * logs).sum(-1)
+
+    def log_prob_and_entropy(self, params: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        logs = params.log_softmax(-1)
+        return self._chosen(logs, actions), -(logs.exp() * logs).sum(-1)
+
+    def _chosen(self, logs: Tensor, actions: Tensor) -> Tensor:
+        chosen = actions - self.start if self.start else actions
+        return logs.gather(-1, chosen.long().unsqueeze(-1)).squeeze(-1)
 
     def masked(self, params: Tensor, mask: Tensor) -> Tensor:
         return params.masked_fill(mask == 0, _BARRED)

@@ -13,6 +13,7 @@ import numpy as np
 from torch import nn
 
 from raceway.policies.distributions import Categorical, Distribution, EpsilonGreedy, Gaussian
+from raceway.policies.layers import Layers
 from raceway.policies.networks import Encoder, Head
 
 Array = np.ndarray
@@ -132,7 +133,7 @@ def numpy_actor(
 
 def _is_plain(network: nn.Module) -> bool:
     """Whether it is an encoder of vectors, and then linear layers with or without activations between them."""
-    if type(network) is not nn.Sequential or len(network) < 2:
+    if not isinstance(network, nn.Sequential) or type(network) not in (nn.Sequential, Layers) or len(network) < 2:
         return False
     first: Any
     first, *rest = network

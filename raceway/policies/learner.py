@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from raceway.policies.layers import Tape, taping
 from raceway.policies.policy import Policy, Weights, as_tensor
 from raceway.rl import Batch, num_steps, parts_of, rows_of, tree_map
 from raceway.rl.adam import Adam
@@ -117,8 +118,11 @@ class Learner:
             yield rows
             return
         order = torch.randperm(len(rows["action"]), generator=self._random)
-        for chosen in order.tensor_split(num):
-            yield tree_map(lambda column, chosen=chosen: column[chosen], rows)
+        shuffled = tree_map(lambda column: column[order], rows)
+        ends = torch.arange(len(order)).tensor_split(num)
+        for part in ends:
+            first, last = int(part[0]), int(part[-1]) + 1
+            yield tree_map(lambda column, first=first, last=last: column[first:last], shuffled)
 
     @contextmanager
     def _own_threads(self) -> Iterator[None]:
@@ -143,12 +147,13 @@ def gradients_of(policy: Policy, loss: Loss, batch: Batch) -> tuple[Weights, Fig
 
 def backward(losses: Iterable[Callable[[], Tensor | tuple[Tensor, Figures]]]) -> Figures:
     """Add the gradients of some losses to those of the parameters, and return their sum and the last one's figures."""
-    total, figures = 0.0, Figures()
+    total, figures, tape = 0.0, Figures(), Tape()
     for loss in losses:
-        value = loss()
+        with taping(tape):
+            value = loss()
         if isinstance(value, tuple):
             value, figures = value
-        value.backward()
+        tape.backward(value)
         total += float(value.detach())
     return {"loss": total, **figures}
 

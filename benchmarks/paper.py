@@ -1,0 +1,212 @@
+"""The paper's IMPALA measurements: sampling with a policy of one scalar (figure 8), training (table 2, figure 9).
+
+python benchmarks/paper.py [--only sampling training] [--workers 1 2 4 8 16] [--pairs 7]
+
+The same algorithm three times: as a flow on the ray engine, written by hand on bare Ray actors and `ray.wait`, and as
+the same flow on the process engine. The first two take turns in short slices, and so do the last two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from _harness import RESULTS, Report
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from raceway.algorithms import find_algorithm
+from raceway.algorithms.impala import loss
+from raceway.flow import Shard
+from raceway.ops import AddLogProbs, ConcatFragments, RolloutSettings, RolloutWorker
+from raceway.rl import Batch, num_steps
+from raceway.training import Training, one_thread
+
+SAMPLING = {"env": "CartPole-v1", "fragment_steps": 250}
+BATCH = 100_000  # steps for one step of the optimiser
+ENVS_A_WORKER = 20
+
+
+class Scalar(nn.Module):
+    """A network of one number, whatever it sees."""
+
+    def __init__(self, scalar: nn.Parameter, num: int) -> None:
+        super().__init__()
+        self.scalar, self.num = scalar, num
+
+    def forward(self, obs: Tensor) -> Tensor:
+        return self.scalar.expand(*obs.shape[:-1], self.num)
+
+
+def scalar(observation_space: spaces.Space, action_space: Any) -> tuple[nn.Module, nn.Module]:
+    """Return what acts and what values: the same number."""
+    shared = nn.Parameter(torch.zeros(()))
+    return Scalar(shared, int(action_space.n)), Scalar(shared, 1)
+
+
+class Player(RolloutWorker):
+    """A worker that counts for itself, and does what a flow would have done on its shard."""
+
+    def __init__(self, settings: RolloutSettings, gamma: float, number: int) -> None:
+        super().__init__(settings)
+        self.shard, self.number = Shard(number, settings.num_shards, settings.seed), 0
+        self.add = AddLogProbs(gamma)
+
+    def play(self) -> Batch:
+        """Return the next fragment."""
+        self.number += 1
+        with one_thread():
+            return self.add(self.sample(shard=self.shard, number=self.number - 1), actor=self)
+
+
+def by_hand(training: Training) -> Iterator[int]:
+    """Run IMPALA as one would write it on Ray's actors, and give the steps of each batch."""
+    cfg, learner, concat = training.cfg, training.learner, ConcatFragments()
+    make = ray.remote(num_cpus=0)(Player)
+    actors = [make.remote(training.rollouts, cfg.gamma, number) for number in range(cfg.num_shards)]
+    weights = ray.put(learner.policy.weights())
+    out = {}
+    for actor in actors:
+        actor.set_weights.remote(weights)
+        out[actor.play.remote()] = actor
+    held: list[tuple[Any, Batch]] = []
+    while True:
+        (done,), _ = ray.wait(list(out), num_returns=1)
+        actor = out.pop(done)
+        held.append((actor, ray.get(done)))
+        out[actor.play.remote()] = actor
+        if len(held) == cfg.num_fragments:
+            batch = concat([fragment for _, fragment in held])
+            learner.train(partial(loss, cfg=cfg), batch)
+            weights = ray.put(learner.policy.weights())
+            for actor in {actor for actor, _ in held}:
+                actor.set_weights.remote(weights)
+            held = []
+            yield num_steps(batch)
+
+
+def as_flow(run: Iterator[dict[str, Any]], training: Training) -> Iterator[int]:
+    """Run the plan of `raceway train impala`, and give the steps of each batch."""
+    before = 0
+    for _ in run:
+        yield training.report.timesteps - before
+        before = training.report.timesteps
+
+
+def rate_of(program: Iterator[int], seconds: float) -> Callable[[], float]:
+    """Return a function that reads a program for a while, and returns its steps a second."""
+
+    def read() -> float:
+        next(program)  # what was played while the other side had its turn
+        steps, begin = 0, time.perf_counter()
+        while time.perf_counter() - begin < seconds:
+            steps += next(program)
+        return steps / (time.perf_counter() - begin)
+
+    return read
+
+
+def compare(settings: dict[str, Any], num_workers: int, seconds: float, pairs: int) -> dict[str, float]:
+    """Return the medians over pairs of slices: flow / by hand, and the process engine's flow / by hand."""
+
+    def training(engine: str) -> Training:
+        shards = {"num_workers": num_workers, "num_shards": num_workers, "engine": engine}
+        found = find_algorithm("impala")
+        return Training(found, found.settings(**settings, **shards, stop_seconds=1e9))
+
+    sides: dict[str, Callable[[], float]] = {}
+    with ExitStack() as stack:
+        stack.enter_context(one_thread())
+        for name in ("ray", "process"):
+            one = training(name)
+            plan = stack.enter_context(one.planned(run=True))
+            sides[name] = rate_of(as_flow(stack.enter_context(plan.start()), one), seconds)
+            if name == "ray":  # which has started Ray
+                sides["by_hand"] = rate_of(by_hand(training("ray")), seconds)
+        for read in sides.values():
+            read()
+        found: list[dict[str, float]] = []
+        for turn in range(pairs):
+            order = list(sides.items()) if turn % 2 == 0 else list(sides.items())[::-1]
+            found.append({name: read() for name, read in order})
+    middle = {f"{name}_per_s": statistics.median(one[name] for one in found) for name in sides}
+    ratios = {name: statistics.median(one[name] / one["by_hand"] for one in found) for name in ("ray", "process")}
+    return {"ratio": ratios["ray"], "process_ratio": ratios["process"], **middle}
+
+
+def sampling(report: Report, workers: list[int], pairs: int) -> None:
+    """Figure 8: how fast samples come when learning costs nothing."""
+    for num in workers:
+        fragments = BATCH // (ENVS_A_WORKER * SAMPLING["fragment_steps"])  # type: ignore[operator]
+        settings = SAMPLING | {"network": scalar, "num_envs": ENVS_A_WORKER * num, "num_fragments": fragments}
+        found = compare(settings, num, 2.0, pairs)
+        add(report, f"sampling, a policy of one scalar, batches of 100K, {num} workers", found)
+
+
+def training(report: Report, workers: list[int], pairs: int) -> None:
+    """Table 2 and figure 9: how fast IMPALA trains."""
+    for env, steps, seconds in (("Pendulum-v1", 50, 1.0), ("ALE/Pong-v5", 20, 4.0), ("ALE/Breakout-v5", 20, 4.0)):
+        for num in [one for one in workers if one <= 8]:
+            settings = {"env": env, "num_envs": 32, "fragment_steps": steps, "num_fragments": num}
+            add(report, f"IMPALA on {env}, {num} workers", compare(settings, num, seconds, pairs))
+
+
+def add(report: Report, what: str, found: dict[str, float]) -> None:
+    """Report the flow beside the same by hand."""
+    report.row(f"{what}: flow on ray / by hand on bare Ray", "at least 1", found["ratio"] >= 1, **found)
+
+
+def draw(report: Report, path: Path) -> None:
+    """Draw steps a second by the number of workers."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    groups: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+    for row in report.rows:
+        title, _, rest = row["what"].rpartition(", ")
+        groups.setdefault(title, []).append((int(rest.split()[0]), row))
+    figure, axes = plt.subplots(1, len(groups), figsize=(4.2 * len(groups), 3.4), squeeze=False)
+    names = {"process_per_s": "flow, process engine", "ray_per_s": "flow, ray engine", "by_hand_per_s": "bare Ray"}
+    for axis, (title, rows) in zip(axes[0], groups.items(), strict=True):
+        for name, label in names.items():
+            axis.plot([num for num, _ in rows], [row[name] for _, row in rows], marker="o", label=label)
+        axis.set(title=title.replace(", a policy of one scalar, batches of 100K", ", one scalar"), xlabel="workers")
+        axis.set_xscale("log", base=2)
+        axis.set_xticks([num for num, _ in rows], [str(num) for num, _ in rows])
+        axis.set_ylim(bottom=0)
+        axis.grid(alpha=0.3)
+    axes[0][0].set_ylabel("steps/s")
+    axes[0][0].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+PARTS = {"sampling": sampling, "training": training}
+
+
+def main() -> None:
+    """Run the parts that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--workers", nargs="+", type=int, default=[1, 2, 4, 8, 16])
+    parser.add_argument("--pairs", type=int, default=7)
+    options = parser.parse_args()
+    report = Report("paper")
+    for name in options.only:
+        PARTS[name](report, options.workers, options.pairs)
+    report.write()
+    draw(report, RESULTS / "paper.png")
+
+
+if __name__ == "__main__":
+    main()
