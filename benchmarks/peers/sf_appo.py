@@ -1,6 +1,6 @@
 """Sample Factory's APPO on CartPole, with two workers, from its first training step on.
 
-python sf_appo.py [--steps 400000] [--seed 0]
+python sf_appo.py [--steps 200000] [--seed 0]
 """
 
 import argparse
@@ -36,7 +36,7 @@ class Clock(AlgoObserver):
 def main() -> None:
     """Train, and print what came of it."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=400_000)
+    parser.add_argument("--steps", type=int, default=200_000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     register_env("CartPole-v1", make)

@@ -78,6 +78,8 @@ class AlgorithmConfig:
     """Norm that gradients are clipped to; without it, they are not."""
     adam_epsilon: float = 1e-8
     """What Adam adds to what it divides by."""
+    device: str = "auto"
+    """Where the learner computes: cpu, cuda, or auto, which is cuda where there is one."""
     learner_threads: int = 1
     """Threads of the learner. Changes the last bits of the numbers."""
     run_dir: str | None = None
@@ -102,6 +104,8 @@ class AlgorithmConfig:
             )
         if isinstance(self.network, str) and ":" not in self.network:
             known("network", self.network, ("mlp", "lstm"))
+        if hasattr(self, "learner_on"):
+            known("place of the learner", self.learner_on, ("driver", "thread", "actor"))
         if getattr(self, "activation", None) is not None:
             known("activation", self.activation, ("relu", "tanh"))  # type: ignore[attr-defined]
 
@@ -141,7 +145,8 @@ class AlgorithmConfig:
 
     def learner(self, policy: Policy) -> Learner:
         """Return what trains a policy."""
-        settings = {"max_grad_norm": self.max_grad_norm, "epsilon": self.adam_epsilon}
+        settings = {"max_grad_norm": self.max_grad_norm, "epsilon": self.adam_epsilon, "device": device(self.device)}
+        settings["away"] = getattr(self, "learner_on", "driver") != "driver"
         seed = seed_of(self.seed, Purpose.LEARNER)
         return Learner(policy, self.falling(self.lr, self.lr_end), self.learner_threads, seed=seed, **settings)  # type: ignore[arg-type]
 
@@ -169,6 +174,12 @@ class Context:
     policy: str | None = None
     """Its name, if workers play with several."""
 
+    def place(self, on: str, queue: int) -> dict[str, Any]:
+        """Return where training happens, as arguments of `for_each`: on the `driver`, a `thread`, or an `actor`."""
+        if on == "actor":
+            return {"on": self.engine.spawn(LearnerPlace, name="learner"), "queue": queue}
+        return {"on": on, "queue": queue}
+
     def weights(self, to: str = "all", every: int = 1) -> UpdateWeights:
         """Return what sends weights to the workers; see `UpdateWeights`."""
         return UpdateWeights(self.learner, self.workers, to, every, self.policy)
@@ -183,9 +194,26 @@ class Context:
 _WHOLE = (
     "num_envs", "learner_threads", "iterations", "total_timesteps", "num_shards", "fragment_steps", "num_epochs",
     "num_minibatches", "batch_size", "buffer_size", "learning_starts", "target_every", "num_async", "max_lag",
-    "batch_steps", "num_fragments",
+    "batch_steps", "num_fragments", "learner_queue",
 )  # fmt: skip
 _POSITIVE = ("stop_seconds", "lr", "gamma", "max_grad_norm", "adam_epsilon")
+
+
+class LearnerPlace:
+    """An actor for a learner to live in."""
+
+
+def device(name: str) -> str:
+    """Return a device by its setting, having said if it is not there."""
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"--device {name} cannot be used here: {error}. Use cpu, or auto.") from error
+    return name
 
 
 Plan = Callable[[ParIter[Batch], Any, Context], Iter[TrainStats]]

@@ -47,6 +47,10 @@ class Config(AlgorithmConfig):
     """Fragments, each of one shard, for one step of the optimiser."""
     num_async: int = 1
     """Fragments that a shard may be ahead."""
+    learner_on: str = "driver"
+    """Where the learner lives: in the driver, on a thread of its own, or in an actor of its own."""
+    learner_queue: int = 2
+    """Batches that may wait for a learner that has a thread or an actor of its own."""
     max_lag: int = 100
     """Steps of the optimiser that the weights behind a fragment may be old; older fragments are not used."""
     lr_end: float | None = 0.0
@@ -74,8 +78,9 @@ _ATARI = {
 }  # fmt: skip
 PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {
-        "num_envs": 128, "num_shards": 1, "fragment_steps": 16, "hidden": (32, 32), "activation": "relu",
-        "shared_layers": True, "scale_rewards": True, "lr": 1.5e-2, "max_grad_norm": 0.5, "total_timesteps": 500_000,
+        "num_envs": 80, "num_shards": 1, "fragment_steps": 24, "num_async": 2, "hidden": (32, 32),
+        "activation": "relu", "shared_layers": True, "scale_rewards": True, "lr": 1.5e-2, "max_grad_norm": 0.5,
+        "total_timesteps": 500_000,
     },
     "Acrobot-v1": {"num_shards": 2, "lr": 1e-3, "max_grad_norm": 0.5, "total_timesteps": 500_000},
     "Pendulum-v1": {
@@ -98,10 +103,11 @@ def loss(policy: Policy, batch: Batch, cfg: Config) -> tuple[Tensor, dict[str, T
     params, values = policy.evaluate(batch["obs"])
     log_prob, entropies = policy.distribution.log_prob_and_entropy(params, batch["action"])
     with torch.no_grad():
-        ratios, rewards, ended = (log_prob - batch["log_prob"]).numpy(), batch["reward"].numpy(), batch["ended"].numpy()
-        seen, last = values.numpy(), policy.values(batch["last_obs"]).numpy()
-        found = v_trace(ratios, rewards, seen, last, ended, cfg.gamma, lam=cfg.lam, max_rho=cfg.max_rho)
-        targets, advantages = map(torch.from_numpy, found)
+        last = policy.values(batch["last_obs"])
+        known = (log_prob - batch["log_prob"], batch["reward"], values, last, batch["ended"])
+        ratios, rewards, seen, beyond, ended = (one.cpu().numpy() for one in known)
+        found = v_trace(ratios, rewards, seen, beyond, ended, cfg.gamma, lam=cfg.lam, max_rho=cfg.max_rho)
+        targets, advantages = (torch.from_numpy(one).to(values.device) for one in found)
     counts = batch["valid"] if "valid" in batch else torch.ones_like(values)
     share = counts / counts.sum()
     policy_loss = -(log_prob * advantages * share).sum()
@@ -121,6 +127,6 @@ def impala(rollouts: ParIter[Batch], cfg: Config, ctx: Context) -> Iter[TrainSta
         .filter(Fresh(weights, cfg.max_lag))
         .batch(cfg.num_fragments)
         .for_each(ConcatFragments())
-        .for_each(TrainOneStep(ctx.learner, partial(loss, cfg=cfg)))
+        .for_each(TrainOneStep(ctx.learner, partial(loss, cfg=cfg)), **ctx.place(cfg.learner_on, cfg.learner_queue))
         .for_each(weights)
     )

@@ -30,6 +30,8 @@ class TrainStats:
     """How long each phase took."""
     priorities: tuple[np.ndarray, np.ndarray] | None = None
     """Of a batch from prioritised replay: the `index` of its rows, and their new priorities."""
+    news: Any = None
+    """The weights after it, and their version, if they were trained elsewhere; see `Learner`."""
 
     @classmethod
     def of(cls, batch: Batch, figures: Mapping[str, Any] | None = None, **seconds: float) -> TrainStats:

@@ -26,7 +26,9 @@ class TrainOneStep:
         """Train, and say how it went."""
         begin, lag = time.perf_counter(), self.learner.behind(envelope.version)
         figures = self.learner.train(self.loss, batch, *self.parts)
-        return TrainStats.of(batch, figures | lag, train=time.perf_counter() - begin)
+        stats = TrainStats.of(batch, figures | lag, train=time.perf_counter() - begin)
+        stats.news = self.learner.news()
+        return stats
 
 
 @dataclass

@@ -15,7 +15,7 @@ class UpdateWeights(WeightSender):
 
     def __call__(self, item: T, *, envelope: Envelope = given) -> T:
         """Send new weights to whom it may concern."""
-        self.send_due(envelope, getattr(item, "seconds", {}))
+        self.send_due(envelope, getattr(item, "seconds", {}), getattr(item, "news", None))
         return item
 
 
@@ -31,7 +31,7 @@ class Fresh:
 
     def __call__(self, item: object, *, envelope: Envelope = given) -> bool:
         """Return whether it is."""
-        fresh = envelope.version is None or self.weights.learner.version - envelope.version <= self.max_lag
+        fresh = envelope.version is None or self.weights.learner.published[0] - envelope.version <= self.max_lag
         if not fresh:
             self.num_dropped += 1
             self.weights.send(makers(envelope))

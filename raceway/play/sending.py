@@ -10,7 +10,7 @@ from typing import Any
 from raceway.engine.base import Actor, Future
 from raceway.errors import ActorError, known
 from raceway.flow import Envelope, send_msg
-from raceway.policies.learner import Learner
+from raceway.policies.learner import Learner, News
 
 
 class WeightSender:
@@ -35,7 +35,7 @@ class WeightSender:
 
     def send(self, workers: Sequence[Actor]) -> None:
         """Send what there is now."""
-        weights = workers[0].engine.put(self.learner.policy.weights())
+        weights = workers[0].engine.put(self.learner.published[1])
         for error in [future.exception() for future in self._sent if future.done()]:
             if error is not None and not isinstance(error, ActorError):  # a worker that died is told when it is back
                 raise error
@@ -44,15 +44,20 @@ class WeightSender:
 
     def send_to(self, worker: Actor) -> Future[Any]:
         """Send them to one worker, which was restarted."""
-        return send_msg(worker, "set_weights", self.learner.policy.weights(), **self._about)
+        return send_msg(worker, "set_weights", self.learner.published[1], **self._about)
 
     @property
     def _about(self) -> dict[str, Any]:
-        return self._more or {"version": self.learner.version}  # of several policies there is no one version
+        return self._more or {"version": self.learner.published[0]}  # of several policies there is no one version
 
-    def send_due(self, envelope: Envelope, seconds: dict[str, float]) -> None:
-        """Count an item, and send weights to those that have had theirs for long enough. Note how long that takes."""
+    def send_due(self, envelope: Envelope, seconds: dict[str, float], news: News | None = None) -> None:
+        """Count an item, and send weights to those that have had theirs for long enough. Note how long that takes.
+
+        Of a learner that is elsewhere, the item has brought the news.
+        """
         begin = time.perf_counter()
+        if news is not None:
+            self.learner.follow(news)
         actors = self.workers if self.to == "all" else makers(envelope)
         self._age.update(actor.name for actor in actors)
         due = [actor for actor in actors if self._age[actor.name] >= self.every]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from raceway.policies.layers import taping
 from raceway.policies.policy import Policy
+from raceway.policies.tape import taping
 from raceway.rl import Batch
 
 Parameters = dict[str, Tensor]

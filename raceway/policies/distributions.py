@@ -14,6 +14,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from raceway.errors import ConfigError
+from raceway.policies.tape import add_gradient, tape_for
 
 Array = np.ndarray
 
@@ -72,8 +73,27 @@ class Categorical(Distribution):
         return -(logs.exp() * logs).sum(-1)
 
     def log_prob_and_entropy(self, params: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        logs = params.log_softmax(-1)
-        return self._chosen(logs, actions), -(logs.exp() * logs).sum(-1)
+        tape = tape_for(params)
+        if tape is None:
+            logs = params.log_softmax(-1)
+            return self._chosen(logs, actions), -(logs.exp() * logs).sum(-1)
+        shape, rows = params.shape[:-1], np.arange(actions.numel())
+        known: Array = params.detach().numpy().reshape(-1, self.size).T.copy()  # choices first: they are summed over
+        known -= known.max(0)
+        known -= np.log(np.exp(known).sum(0))
+        shares, chosen = np.exp(known), actions.numpy().reshape(-1) - self.start
+        entropy = -(shares * known).sum(0)
+
+        def by_log_prob(gradient: Array) -> None:
+            found = shares * -gradient.reshape(-1)
+            found[chosen, rows] += gradient.reshape(-1)
+            add_gradient(params, found.T.reshape(params.shape))
+
+        def by_entropy(gradient: Array) -> None:
+            add_gradient(params, (-shares * (known + entropy) * gradient.reshape(-1)).T.reshape(params.shape))
+
+        log_prob = known[chosen, rows].reshape(shape)
+        return tape.note(log_prob, by_log_prob), tape.note(entropy.reshape(shape), by_entropy)
 
     def _chosen(self, logs: Tensor, actions: Tensor) -> Tensor:
         chosen = actions - self.start if self.start else actions
@@ -158,6 +178,33 @@ class Gaussian(Distribution):
 
     def entropy(self, params: Tensor) -> Tensor:
         return params[..., self.num :].sum(-1) + 0.5 * self.num * (1 + math.log(2 * math.pi))
+
+    def log_prob_and_entropy(self, params: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        tape = tape_for(params)
+        if tape is None:
+            return self.log_prob(params, actions), self.entropy(params)
+        numbers, num = params.detach().numpy(), self.num
+        means, logs = numbers[..., :num], numbers[..., num:]
+        inverse = np.exp(-logs)
+        distance = (actions.numpy().reshape(means.shape) - means) * inverse
+        common = logs.sum(-1)
+        log_prob = -0.5 * (distance * distance).sum(-1) - common
+        log_prob -= np.float32(0.5 * num * math.log(2 * math.pi))
+
+        def by_log_prob(gradient: Array) -> None:
+            found = np.empty_like(numbers)
+            each = gradient[..., None] * distance
+            np.multiply(each, inverse, out=found[..., :num])
+            np.subtract(each * distance, gradient[..., None], out=found[..., num:])
+            add_gradient(params, found)
+
+        def by_entropy(gradient: Array) -> None:
+            found = np.zeros_like(numbers)
+            found[..., num:] = gradient[..., None]
+            add_gradient(params, found)
+
+        entropy = common + np.float32(0.5 * num * (1 + math.log(2 * math.pi)))
+        return tape.note(log_prob, by_log_prob), tape.note(entropy, by_entropy)
 
 
 def distribution_for(space: spaces.Space) -> Distribution:

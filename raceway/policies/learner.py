@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raceway.policies.layers import Tape, taping
 from raceway.policies.policy import Policy, Weights, as_tensor
+from raceway.policies.tape import Tape, taping
 from raceway.rl import Batch, num_steps, parts_of, rows_of, tree_map
 from raceway.rl.adam import Adam
 
@@ -22,6 +22,8 @@ Loss = Callable[[Policy, Batch], Tensor | tuple[Tensor, Figures]]
 """Of a policy and a batch of tensors: what is to become small, and maybe figures by name. A figure `td_error` is of
 every row, and becomes its priority."""
 
+News = tuple[int, Weights]
+"""A version of the weights, and what they are."""
 Schedule = Callable[[int], float]
 """A number after so many steps of environments."""
 
@@ -29,9 +31,20 @@ _PART_NUMBERS = 1 << 19  # numbers that a network works out at once: 2 MB
 
 
 class Learner:
-    """The policy that is trained, its optimiser, and how many threads it may use.
+    """The policy that is trained, its optimiser, where that is done, and how many threads it may use.
 
     The number of threads is a setting and not the machine's: it changes the last bits of gradients.
+
+    Args:
+        policy: it is moved to the device.
+        lr: step size of Adam, or what gives it for so many steps of environments.
+        threads: that it computes with.
+        max_grad_norm: norm that gradients are clipped to.
+        epsilon: what Adam adds to what it divides by.
+        seed: of the order of minibatches.
+        device: of torch, such as `cpu` or `cuda`.
+        away: whether training happens on another thread or in another process than sending weights does. Then these go
+            with the figures of every training step.
     """
 
     def __init__(
@@ -43,8 +56,11 @@ class Learner:
         max_grad_norm: float | None = None,
         epsilon: float = 1e-8,
         seed: int = 0,
+        device: str = "cpu",
+        away: bool = False,
     ) -> None:
-        self.policy, self.threads, self.max_grad_norm = policy, threads, max_grad_norm
+        self.policy, self.threads, self.max_grad_norm = policy.to(device), threads, max_grad_norm
+        self.device, self.away = device, away
         self.lr: Schedule = lr if callable(lr) else lambda _: lr
         self.steps = 0
         """Of environments, that were trained on."""
@@ -52,6 +68,7 @@ class Learner:
         self.part_steps = max(_PART_NUMBERS // numbers_a_step(policy), 1)
         self._random = torch.Generator().manual_seed(seed)
         self._target: Policy | None = None
+        self._latest: News | None = None
 
     @property
     def version(self) -> int:
@@ -77,9 +94,9 @@ class Learner:
         with self._own_threads():
             if "length" in batch:
                 parts, total = parts_of(rows_of(batch), self.part_steps), len(batch["length"])
-                found.append(self.step(partial(_share, loss, self.policy, part, total) for part in parts))
+                found.append(self.step(partial(self._share, loss, part, total) for part in parts))
             else:
-                rows = tensors_of(batch)
+                rows = tensors_of(batch, self.device)
                 for _ in range(num_epochs):
                     for part in self._minibatches(rows, num_minibatches):
                         found.append(self.step([partial(loss, self.policy, part)]))
@@ -104,6 +121,29 @@ class Learner:
                 parameter.grad.copy_(as_tensor(gradients[name]))  # type: ignore[union-attr]
         return self._descend()
 
+    def news(self) -> News | None:
+        """Return the weights as they are now, if they are wanted elsewhere."""
+        if self.away:
+            self._latest = self.version, copies(self.policy.weights())
+        return self._latest
+
+    @property
+    def published(self) -> News:
+        """The weights that others may have now."""
+        return self._latest or (self.version, self.policy.weights())
+
+    def follow(self, news: News) -> None:
+        """Take over weights of one that was trained elsewhere, if this is another object."""
+        version, weights = self._latest = news
+        if version > self.version:
+            self.policy.load(weights)
+            self.optimiser.steps = version
+
+    def _share(self, loss: Loss, part: Batch, num_episodes: int) -> Tensor:
+        value = loss(self.policy, tensors_of(part, self.device))
+        assert isinstance(value, Tensor)
+        return value * (len(part["length"]) / num_episodes)
+
     def behind(self, version: int | None) -> Figures:
         """Return by how many steps weights of a version are older than these, as a figure."""
         return {} if version is None else {"policy_lag": self.version - version}
@@ -117,7 +157,7 @@ class Learner:
         if num == 1:
             yield rows
             return
-        order = torch.randperm(len(rows["action"]), generator=self._random)
+        order = torch.randperm(len(rows["action"]), generator=self._random).to(self.device)
         shuffled = tree_map(lambda column: column[order], rows)
         ends = torch.arange(len(order)).tensor_split(num)
         for part in ends:
@@ -158,9 +198,14 @@ def backward(losses: Iterable[Callable[[], Tensor | tuple[Tensor, Figures]]]) ->
     return {"loss": total, **figures}
 
 
-def tensors_of(batch: Batch) -> Batch:
-    """Return the rows of a batch as tensors."""
-    return tree_map(as_tensor, rows_of(batch))
+def tensors_of(batch: Batch, device: str = "cpu") -> Batch:
+    """Return the rows of a batch as tensors on a device."""
+    return tree_map(as_tensor if device == "cpu" else lambda array: as_tensor(array).to(device), rows_of(batch))
+
+
+def copies(weights: Weights) -> Weights:
+    """Return weights that stay as they are when training goes on."""
+    return {name: np.array(array) for name, array in weights.items()}
 
 
 def mean_figures(found: list[Figures]) -> Figures:
@@ -169,16 +214,14 @@ def mean_figures(found: list[Figures]) -> Figures:
     for figures in found:
         for name, value in figures.items():
             many.setdefault(name, []).append(value.detach() if isinstance(value, Tensor) else value)
-    return {
-        name: values[-1].numpy() if np.ndim(values[-1]) else float(np.mean([float(value) for value in values]))
-        for name, values in many.items()
-    }
+    return {name: _mean(values) for name, values in many.items()}
 
 
-def _share(loss: Loss, policy: Policy, part: Batch, num_episodes: int) -> Tensor:
-    value = loss(policy, tensors_of(part))
-    assert isinstance(value, Tensor)
-    return value * (len(part["length"]) / num_episodes)
+def _mean(values: list[Any]) -> Any:
+    last = values[-1]
+    if isinstance(last, Tensor) and last.ndim:
+        return last.cpu().numpy()
+    return last if np.ndim(last) else float(np.mean([float(value) for value in values]))
 
 
 def numbers_a_step(network: nn.Module) -> int:

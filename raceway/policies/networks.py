@@ -15,6 +15,7 @@ from torch.nn.functional import one_hot
 from raceway.errors import ConfigError, known
 from raceway.policies.distributions import Gaussian, distribution_for
 from raceway.policies.layers import Layers
+from raceway.policies.tape import add_gradient, tape_for
 
 State = dict[str, Tensor]
 """What a recurrent network remembers, one row an environment. A feed-forward one's is empty."""
@@ -154,7 +155,24 @@ class Head(nn.Linear):
 
     def completed(self, given: Tensor) -> Tensor:
         """Return what a linear layer gave, with the deviations."""
-        return given if self.log_std is None else torch.cat([given, self.log_std.expand_as(given)], -1)
+        return given if self.log_std is None else with_deviations(given, self.log_std)
+
+
+def with_deviations(means: Tensor, log_std: Tensor) -> Tensor:
+    """Return means, and behind them the logarithms of deviations that are the same for all."""
+    tape = tape_for(means)
+    if tape is None:
+        return torch.cat([means, log_std.expand_as(means)], -1)
+    num = means.shape[-1]
+    found = np.empty((*means.shape[:-1], 2 * num), np.float32)
+    found[..., :num] = means.detach().numpy()
+    found[..., num:] = log_std.detach().numpy()
+
+    def back(gradient: np.ndarray) -> None:
+        add_gradient(means, gradient[..., :num])
+        add_gradient(log_std, gradient[..., num:].reshape(-1, num).sum(0))
+
+    return tape.note(found, back)
 
 
 def mlp(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from raceway.errors import ConfigError, known
 from raceway.policies.distributions import EpsilonGreedy, Gaussian, distribution_for
 from raceway.policies.in_numpy import numpy_actor
-from raceway.policies.layers import Layers
+from raceway.policies.layers import Layers, through
 from raceway.policies.networks import Encoder, Normaliser, State, actor_critic, network_for, pair_for
 from raceway.rl import Batch, empty, obs_space_of, tree_map
 
@@ -82,20 +82,23 @@ class Policy(nn.Module):
         """Return the parameters of the distribution and the values V(s), [N, size] and [N]."""
         assert self.critic is not None
         seen = self._seen(obs)
+        if not isinstance(self.network, Layers):
+            return self(obs, {})[0], self.critic(seen).squeeze(-1)
+        valuing: list[nn.Module]
         if isinstance(self.critic, nn.Linear):  # a second head
-            features = self.network[:-1](seen)  # type: ignore[index]
-            return self._allowed(self.network[-1](features), obs), self.critic(features).squeeze(-1)  # type: ignore[index]
-        if isinstance(self.network, Layers) and isinstance(self.critic, Layers) and self.critic[0] is self.network[0]:
-            encoded = self.network[0](seen)
-            return self._allowed(self.network.after(encoded), obs), self.critic.after(encoded).squeeze(-1)
-        return self(obs, {})[0], self.critic(seen).squeeze(-1)
+            common, acting, valuing = self.network.features(seen), list(self.network)[-1:], [self.critic]
+        else:
+            assert isinstance(self.critic, Layers)
+            common, acting, valuing = self.network[0](seen), list(self.network)[1:], list(self.critic)[1:]
+        return self._allowed(through(acting, common), obs), through(valuing, common).squeeze(-1)
 
     def values(self, obs: Any) -> Tensor:
         """Return V(s), [N]."""
         assert self.critic is not None
         seen = self._seen(obs)
-        features = self.network[:-1](seen) if isinstance(self.critic, nn.Linear) else seen  # type: ignore[index]
-        return self.critic(features).squeeze(-1)
+        if isinstance(self.critic, nn.Linear) and isinstance(self.network, Layers):
+            return through([self.critic], self.network.features(seen)).squeeze(-1)
+        return self.critic(seen).squeeze(-1)
 
     def set_epsilon(self, epsilon: Any) -> None:
         """Set the chance of an action drawn by chance: one for all, or one for every slot. It goes with the weights."""
@@ -162,7 +165,10 @@ class Policy(nn.Module):
         """Take over parameters."""
         with torch.no_grad():
             for name, value in self._named():
-                value.copy_(torch.from_numpy(np.array(weights[name])))
+                if value.device.type == "cpu":
+                    np.copyto(value.detach().numpy(), weights[name])
+                else:
+                    value.copy_(torch.from_numpy(np.array(weights[name])))
 
     def sha256(self) -> str:
         """Return a hash of every parameter, with its name and shape."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from raceway.errors import ConfigError
+from raceway.replay.columns import Columns, num_rows
+from raceway.rl.batch import Batch
 
 Array = np.ndarray
+
+_STACKED = ("obs", "next_obs")
 
 
 class Frames:
@@ -70,3 +75,52 @@ class Frames:
         self._hashes = [hash(frame.tobytes()) for frame in kept]
         first = max(self.next - self.capacity, 0)
         self._numbers = {self._hashes[number % self.capacity]: number for number in range(first, self.next)}
+
+
+class FrameColumns(Columns):
+    """Columns of which `obs` and `next_obs` are the numbers of frames."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        # Some frames more than rows: every episode has one more, and rows may share those that were stored lately.
+        recent = capacity // 32 + 1024
+        self.frames = Frames(capacity + 2 * recent, recent)
+
+    def write(self, batch: Batch, number: int) -> None:
+        """Put in the rows of a batch, with the numbers of frames instead of stacks."""
+        stored = dict(batch)
+        # No row refers to a frame that is older than this: it is the same for all, so the oldest rows go first.
+        oldest = max(self.frames.next - self.frames.recent, 0)
+        for name in _STACKED:
+            if name in batch:
+                stack = batch[name]
+                if isinstance(stack, Mapping) or stack.ndim < 3:
+                    raise ConfigError(
+                        f"stacked=True is for observations that are arrays of frames, [N, K, ...], and {name!r} is "
+                        + (f"a mapping of {list(stack)}" if isinstance(stack, Mapping) else f"of shape {stack.shape}")
+                    )
+                stored[name] = self.frames.add(stack)
+        stored["_oldest_frame"] = np.full(num_rows(batch), oldest, np.int64)
+        super().write(stored, number)
+
+    def read(self, places: Array) -> Batch:
+        """Return the rows at some places, with their stacks."""
+        batch = super().read(places)
+        batch.pop("_oldest_frame")
+        return batch | {name: self.frames.stacks(batch[name]) for name in _STACKED if name in batch}
+
+    def first_whole(self, first: int, end: int) -> int:
+        """Return the number of the first row all of whose frames are there."""
+        gone = self.frames.next - self.frames.capacity  # the number of the oldest frame that is there
+        while first < end and self.arrays["_oldest_frame"][first % self.capacity] < gone:
+            first += 1
+        return first
+
+    def state(self, used: int) -> Any:
+        """Return what the first rows hold, and the frames."""
+        return {**super().state(used), "frames": self.frames.state()}
+
+    def restore(self, state: Any, used: int) -> None:
+        """Hold that."""
+        super().restore(state, used)
+        self.frames.restore(state["frames"])

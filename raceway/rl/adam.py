@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,8 +68,17 @@ class _Vector:
         self.values = torch.cat([one.detach().reshape(-1) for one in parameters])
         self.gradient, self.first, self.second = (torch.zeros_like(self.values) for _ in range(3))
         self._places: list[Tensor] = []
+        self._link()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Make the parameters parts of the vector again: each was sent by itself."""
+        self.__dict__.update(state)
+        self._places = []
+        self._link()
+
+    def _link(self) -> None:
         begin = 0
-        for one in parameters:
+        for one in self.parameters:
             end = begin + one.numel()
             one.data = self.values[begin:end].view_as(one)
             self._places.append(self.gradient[begin:end].view_as(one))

@@ -54,8 +54,8 @@ class Shard(ReplayShard):
         return os.getpid()
 
     def priorities(self) -> np.ndarray:
-        assert self.buffer.tree is not None
-        return self.buffer.tree.values.copy()
+        assert self.buffer.drawing.tree is not None
+        return self.buffer.drawing.tree.values.copy()
 
 
 def shards_of(engine: EngineCore, num: int = 2, **settings: Any) -> list[Actor]:

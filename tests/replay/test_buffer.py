@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from raceway.errors import ConfigError, ReplayEmpty
 from raceway.replay import Replay
+from raceway.replay.frames import FrameColumns
 from raceway.rl import Batch
 from tests.replay.test_frames import film, stacks_of
 
@@ -70,17 +71,17 @@ def test_new_rows_have_the_highest_priority_so_far_or_their_own() -> None:
     replay.update(np.array([1]), np.array([5.0]))
     replay.insert(rows(2, 1))
     replay.insert(rows(3, 2), priorities=np.array([2.0, 0.0]))
-    np.testing.assert_allclose(replay.tree.values[:5], [1, 5, 5, 2, 0], atol=1e-5)  # type: ignore[union-attr]
-    assert replay.tree.values[4] > 0, "it can still be drawn"  # type: ignore[union-attr]
+    np.testing.assert_allclose(replay.drawing.tree.values[:5], [1, 5, 5, 2, 0], atol=1e-5)  # type: ignore[union-attr]
+    assert replay.drawing.tree.values[4] > 0, "it can still be drawn"  # type: ignore[union-attr]
 
 
 def test_priorities_of_rows_that_have_left_are_passed_over() -> None:
     replay = Replay(4, alpha=1.0)
     replay.insert(rows(0, 6))
-    before = replay.tree.values.copy()  # type: ignore[union-attr]
+    before = replay.drawing.tree.values.copy()  # type: ignore[union-attr]
     replay.update(np.array([0, 1]), np.array([9.0, 9.0]))
-    np.testing.assert_array_equal(replay.tree.values, before)  # type: ignore[union-attr]
-    assert replay.highest == 1
+    np.testing.assert_array_equal(replay.drawing.tree.values, before)  # type: ignore[union-attr]
+    assert replay.drawing.highest == 1
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -0.5])
@@ -89,7 +90,7 @@ def test_priorities_are_numbers_from_zero(bad: float) -> None:
     replay.insert(rows(0, 4))
     with pytest.raises(ConfigError, match=f"not {bad}"):
         replay.update(np.array([0, 1]), np.array([1.0, bad]))
-    assert replay.tree.total == 4, "nothing has changed"  # type: ignore[union-attr]
+    assert replay.drawing.tree.total == 4, "nothing has changed"  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("settings", [{}, {"alpha": 0.6}, {"stacked": True}, {"alpha": 0.6, "stacked": True}], ids=str)
@@ -121,13 +122,13 @@ def test_a_state_is_not_changed_by_what_follows() -> None:
     replay.insert(rows(0, 4))
     state = replay.state()
     replay.insert(rows(4, 4))
-    assert state["columns"]["reward"].tolist() == [0, 1, 2, 3]
+    assert state["columns"]["arrays"]["reward"].tolist() == [0, 1, 2, 3]
 
 
 def test_a_state_of_another_size_is_refused() -> None:
     replay = Replay(8)
     replay.insert(rows(0, 8))
-    with pytest.raises(ConfigError, match="another capacity than 4"):
+    with pytest.raises(ConfigError, match="capacity of 8, and this has one of 4"):
         Replay(4).restore(replay.state())
 
 
@@ -155,9 +156,9 @@ def test_frames_take_the_room_of_one_a_row() -> None:
     for begin in range(0, num, 100):
         replay.insert({"obs": stacks[begin : begin + 100], "next_obs": stacks[begin + 1 : begin + 101]})
     assert len(replay) == 3000
-    assert replay.frames is not None
-    assert replay.frames.next == num + 1, "each once"
-    assert len(replay.frames.frames) < 1.8 * 3000
+    assert isinstance(replay.columns, FrameColumns)
+    assert replay.columns.frames.next == num + 1, "each once"
+    assert len(replay.columns.frames.frames) < 1.8 * 3000
 
 
 def test_rows_leave_when_their_frames_do() -> None:
