@@ -33,6 +33,7 @@ from raceway.training import Training, one_thread
 SAMPLING = {"env": "CartPole-v1", "fragment_steps": 250}
 BATCH = 100_000  # steps for one step of the optimiser
 ENVS_A_WORKER = 20
+IN_FLIGHT = 2  # fragments asked of a worker at a time, on all sides
 
 
 class Scalar(nn.Module):
@@ -76,7 +77,7 @@ def by_hand(training: Training) -> Iterator[int]:
     out = {}
     for actor in actors:
         actor.set_weights.remote(weights)
-        out[actor.play.remote()] = actor
+        out.update({actor.play.remote(): actor for _ in range(cfg.num_async)})
     held: list[tuple[Any, Batch]] = []
     while True:
         (done,), _ = ray.wait(list(out), num_returns=1)
@@ -120,7 +121,7 @@ def compare(settings: dict[str, Any], num_workers: int, seconds: float, pairs: i
     def training(engine: str) -> Training:
         shards = {"num_workers": num_workers, "num_shards": num_workers, "engine": engine}
         found = find_algorithm("impala")
-        return Training(found, found.settings(**settings, **shards, stop_seconds=1e9))
+        return Training(found, found.settings(**settings, **shards, num_async=IN_FLIGHT, stop_seconds=1e9))
 
     sides: dict[str, Callable[[], float]] = {}
     with ExitStack() as stack:

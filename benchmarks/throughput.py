@@ -1,6 +1,6 @@
 """Training beside what people would use instead, each in a virtual environment of its own, one after the other.
 
-python benchmarks/throughput.py --peers FOLDER [--only solve impala cheetah] [--runs 3]
+python benchmarks/throughput.py --peers FOLDER [--only solve impala cheetah ray] [--runs 3]
 
 The folder gets the virtual environments the first time. Only settings that pass the learning gate count: what is
 trained here with `raceway train` is what the presets are.
@@ -136,7 +136,29 @@ def cheetah(report: Report, peers: Path, runs: int) -> None:
     )
 
 
-PARTS = {"solve": solve, "impala": impala, "cheetah": cheetah}
+def on_ray(report: Report, peers: Path, runs: int) -> None:
+    """Compare the ray engine with the process engine on HalfCheetah, with two workers, once they have started."""
+    for algorithm, steps in (("a2c", 60_000), ("a3c", 60_000), ("ppo", 40_000)):
+        rates: dict[str, list[float]] = {"ray": [], "process": []}
+        for seed in range(runs):
+            for engine, found in rates.items():
+                with tempfile.TemporaryDirectory() as folder:
+                    options = ("--engine", engine, "--num-workers", "2", "--run-dir", f"{folder}/run")
+                    length = ("--total-timesteps", str(steps), "--seed", str(seed))
+                    ours(algorithm, "--env", "halfcheetah", *options, *length)
+                    found.append(steady_rate(Path(folder, "run", "metrics.jsonl"), steps // 4))
+        ratio = statistics.median(one / other for one, other in zip(rates["ray"], rates["process"], strict=True))
+        report.row(
+            f"{algorithm} on HalfCheetah-v5: the ray engine / the process engine, steps/s",
+            "at least 0.8",
+            ratio >= 0.8,
+            ratio=ratio,
+            ray_per_s=statistics.median(rates["ray"]),
+            process_per_s=statistics.median(rates["process"]),
+        )
+
+
+PARTS = {"solve": solve, "impala": impala, "cheetah": cheetah, "ray": on_ray}
 
 
 def main() -> None:

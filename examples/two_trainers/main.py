@@ -30,6 +30,12 @@ TRAINERS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+def a_training(seed: int = 0, engine: str = "inline") -> MultiTraining:
+    """Return the run: sixteen environments of three agents each."""
+    settings: dict[str, Any] = {"env_kwargs": {"max_cycles": 25}, "num_envs": 16, "fragment_steps": 25, "seed": seed}
+    return MultiTraining("mpe2.simple_spread_v3", POLICIES, TRAINERS, engine=engine, **settings)
+
+
 def main() -> None:
     """Train both, and say how the returns of each grow."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -40,8 +46,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.steps < 1 or options.seed < 0:
         parser.error(f"--steps must be at least 1 and --seed at least 0, not {options.steps} and {options.seed}")
-    settings = {"env_kwargs": {"max_cycles": 25}, "num_envs": 16, "fragment_steps": 25, "seed": options.seed}
-    training = MultiTraining("mpe2.simple_spread_v3", POLICIES, TRAINERS, engine=options.engine, **settings)  # type: ignore[arg-type]
+    training = a_training(options.seed, options.engine)
     if options.plan:
         with training.planned() as (flow, _):
             print(flow.explain())

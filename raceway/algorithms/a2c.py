@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
-from raceway.algorithms.base import AlgorithmConfig, Context, algorithm
+from raceway.algorithms._settings import ActorCriticConfig
+from raceway.algorithms.base import Context, algorithm
 from raceway.flow import Iter, ParIter
 from raceway.ops import AddAdvantages, ConcatBatches, TrainOneStep, TrainStats
 from raceway.policies import Policy
@@ -26,43 +27,26 @@ from raceway.rl import Batch
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(AlgorithmConfig):
+class Config(ActorCriticConfig):
     """Settings of A2C."""
 
-    kind: ClassVar[str] = "actor-critic"
-    clip_actions: ClassVar[bool] = True
-
-    num_envs: int = 8
-    """Environments that are played at the same time, in all shards together."""
-    hidden: tuple[int, ...] | None = (64, 64)
-    """Widths of the hidden layers, of the policy and of the values."""
-    activation: str | None = None
-    """What is between them: tanh or relu; tanh, but for pictures, where it is relu."""
     fragment_steps: int = 5
     """Steps that each environment plays for one step of the optimiser."""
-    lr_end: float | None = 0.0
-    """Step size at the end of the run, to which it falls if total_timesteps are given; without it, it stays."""
-    lr: float = 7e-4
-    """Adam step size."""
-    max_grad_norm: float | None = 0.5
-    """Norm that gradients are clipped to; without it, they are not."""
     batch_steps: int = 1
     """Steps of environments for one batch: of as many rounds of fragments as it takes."""
+    lr: float = 7e-4
+    """Adam step size."""
     lam: float = 1.0
     """How far advantages look beyond one step, λ."""
-    value_coef: float = 0.5
-    """Weight of the error of the values."""
-    entropy_coef: float = 0.0
-    """Weight of the entropy of the policy."""
-    normalise_obs: bool = False
-    """Normalise observations by what has been seen so far."""
-    scale_rewards: bool = False
-    """Divide rewards by the spread of discounted returns."""
 
 
 _ATARI = {
     "num_envs": 16, "num_shards": 2, "hidden": (512,), "value_coef": 0.25, "entropy_coef": 0.01,
     "total_timesteps": 10_000_000,
+}  # fmt: skip
+_MUJOCO = {
+    "num_envs": 32, "num_shards": 2, "fragment_steps": 16, "lam": 0.9, "value_coef": 0.4, "lr": 9.6e-4,
+    "normalise_obs": True, "scale_rewards": True, "total_timesteps": 2_000_000,
 }  # fmt: skip
 PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {"num_envs": 16, "num_shards": 1, "fragment_steps": 8, "lr": 3e-3, "total_timesteps": 500_000},
@@ -78,6 +62,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "num_envs": 16, "num_shards": 2, "fragment_steps": 16, "gamma": 0.995, "lam": 0.98, "lr": 1e-3,
         "normalise_obs": True, "scale_rewards": True, "total_timesteps": 1_000_000,
     },
+    "HalfCheetah-v5": _MUJOCO,
+    "Ant-v5": _MUJOCO,
     "ALE/Pong-v5": _ATARI,
     "ALE/Breakout-v5": _ATARI,
 }  # fmt: skip

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from raceway.algorithms import a2c
+from raceway.algorithms._settings import ActorCriticConfig
 from raceway.algorithms.base import Context, algorithm
 from raceway.errors import ConfigError
 from raceway.flow import Iter, ParIter
@@ -24,11 +25,15 @@ from raceway.rl import Batch
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(a2c.Config):
+class Config(ActorCriticConfig):
     """Settings of A3C."""
 
     fragment_steps: int = 20
     """Steps that each environment plays for one gradient."""
+    lr: float = 7e-4
+    """Adam step size."""
+    lam: float = 1.0
+    """How far advantages look beyond one step, λ."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -36,6 +41,14 @@ class Config(a2c.Config):
             raise ConfigError("a3c sends gradients, not what was seen, so it cannot normalise. Use a2c, ppo or impala.")
 
 
+_MUJOCO = {
+    "num_envs": 32, "num_shards": 2, "fragment_steps": 20, "lam": 0.9, "value_coef": 0.4, "lr": 5e-4,
+    "total_timesteps": 2_000_000,
+}  # fmt: skip
+_ATARI = {
+    "num_envs": 16, "num_shards": 2, "hidden": (512,), "value_coef": 0.25, "entropy_coef": 0.01,
+    "total_timesteps": 10_000_000,
+}  # fmt: skip
 PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {"num_envs": 16, "num_shards": 2, "fragment_steps": 16, "lr": 2e-3, "total_timesteps": 500_000},
     "Acrobot-v1": {"num_envs": 16, "num_shards": 2, "lr": 1e-3, "total_timesteps": 500_000},
@@ -45,6 +58,10 @@ PRESETS: dict[str, dict[str, Any]] = {
     "LunarLander-v3": {
         "num_envs": 16, "num_shards": 2, "gamma": 0.995, "lam": 0.98, "lr": 1e-3, "total_timesteps": 1_000_000,
     },
+    "HalfCheetah-v5": _MUJOCO,
+    "Ant-v5": _MUJOCO,
+    "ALE/Pong-v5": _ATARI,
+    "ALE/Breakout-v5": _ATARI,
 }  # fmt: skip
 
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
-from raceway.algorithms import dqn
+from raceway.algorithms._settings import ReplayConfig
 from raceway.algorithms.base import Context, algorithm
 from raceway.errors import whole
 from raceway.flow import Iter, ParIter, union_async
@@ -46,7 +46,7 @@ from raceway.rl import Batch
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(dqn.Config):
+class Config(ReplayConfig):
     """Settings of Ape-X."""
 
     num_envs: int = 32

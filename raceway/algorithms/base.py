@@ -289,7 +289,8 @@ def algorithm(
 def algorithm_names() -> list[str]:
     """Return the names of all algorithms: a file here, or an entry point of another package."""
     here = importlib.import_module("raceway.algorithms").__path__
-    files = [module.name for module in pkgutil.iter_modules(here) if module.name != "base"]
+    modules = [module.name for module in pkgutil.iter_modules(here)]
+    files = [name for name in modules if name != "base" and not name.startswith("_")]
     return sorted({*files, *_REGISTERED, *(point.name for point in entry_points(group=ENTRY_POINTS))})
 
 

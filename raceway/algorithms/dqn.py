@@ -15,22 +15,21 @@ environments at once.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
-from raceway.algorithms.base import AlgorithmConfig, Context, algorithm
-from raceway.flow import Iter, ParIter, RateLimit, union
+from raceway.algorithms._settings import ReplayConfig
+from raceway.algorithms.base import Context, algorithm
+from raceway.flow import Iter, ParIter, union
 from raceway.ops import (
     ConcatBatches,
     Explore,
     MergeStats,
-    ReplaySettings,
     StoreToReplay,
     TrainOneStep,
     TrainStats,
@@ -38,67 +37,28 @@ from raceway.ops import (
     UpdateTarget,
     count_steps,
     parallel_replay,
-    replay_limits,
 )
 from raceway.policies import Policy
 from raceway.rl import Batch, Linear
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(AlgorithmConfig):
+class Config(ReplayConfig):
     """Settings of DQN."""
-
-    kind: ClassVar[str] = "values"
 
     num_envs: int = 4
     """Environments that are played at the same time, in all shards together."""
-    hidden: tuple[int, ...] | None = (64, 64)
-    """Widths of the hidden layers."""
     fragment_steps: int = 1
     """Steps that each environment plays before it is learnt from again."""
-    lr: float = 1e-4
-    """Adam step size."""
-    max_grad_norm: float | None = 10.0
-    """Norm that gradients are clipped to; without it, they are not."""
-    batch_size: int = 32
-    """Transitions for one step of the optimiser."""
-    buffer_size: int = 1_000_000
-    """Transitions that replay holds."""
-    learning_starts: int = 100
-    """Steps of environments before the first of the optimiser."""
-    steps_per_update: float = 4.0
-    """Steps of environments for one of the optimiser."""
-    target_every: int = 2500
-    """Steps of the optimiser before the target network takes over the weights."""
     epsilon: float = 0.05
     """Chance of an action drawn by chance, in the end."""
     epsilon_steps: int = 100_000
     """Steps of environments over which that chance falls to it from 1."""
-    stacked_frames: bool = False
-    """Store the frames of stacked pictures once."""
-
-    def falling(self, start: float, end: float | None) -> Linear:
-        """Return a number that changes over the length of the run, which the learner counts in what it draws."""
-        found = super().falling(start, end)
-        return dataclasses.replace(found, over=found.over * self.batch_size / self.steps_per_update)
-
-    @property
-    def replay(self) -> ReplaySettings:
-        """What replay is."""
-        settings = {"capacity": self.buffer_size, "batch_size": self.batch_size, "stacked": self.stacked_frames}
-        return ReplaySettings(**settings, seed=self.seed)  # type: ignore[arg-type]
 
     @property
     def updates_a_round(self) -> int:
         """Steps of the optimiser for what all environments play at a time."""
         return max(1, round(self.num_envs * self.fragment_steps / self.steps_per_update))
-
-    @property
-    def limits(self) -> list[RateLimit]:
-        """How far storing and drawing may be ahead of one another."""
-        ahead = self.num_envs * self.fragment_steps
-        ratio = self.batch_size / self.steps_per_update
-        return replay_limits(ratio, batch_size=self.batch_size, min_size=self.learning_starts, ahead=ahead)
 
 
 _ATARI = {

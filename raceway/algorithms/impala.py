@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from raceway.algorithms.base import AlgorithmConfig, Context, algorithm
+from raceway.algorithms._settings import ActorCriticConfig
+from raceway.algorithms.base import Context, algorithm
 from raceway.flow import Iter, ParIter
 from raceway.ops import AddLogProbs, ConcatFragments, Fresh, TrainOneStep, TrainStats
 from raceway.policies import Policy
@@ -27,20 +28,11 @@ from raceway.rl import Batch, v_trace
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(AlgorithmConfig):
+class Config(ActorCriticConfig):
     """Settings of IMPALA."""
-
-    kind: ClassVar[str] = "actor-critic"
-    clip_actions: ClassVar[bool] = True
 
     num_envs: int = 32
     """Environments that are played at the same time, in all shards together."""
-    hidden: tuple[int, ...] | None = (64, 64)
-    """Widths of the hidden layers, of the policy and of the values."""
-    activation: str | None = None
-    """What is between them: tanh or relu; tanh, but for pictures, where it is relu."""
-    shared_layers: bool = False
-    """Whether policy and values are one network with two heads; for pictures they always are."""
     fragment_steps: int = 20
     """Steps that each environment plays for one fragment."""
     num_fragments: int = 1
@@ -53,8 +45,6 @@ class Config(AlgorithmConfig):
     """Batches that may wait for a learner that has a thread or an actor of its own."""
     max_lag: int = 100
     """Steps of the optimiser that the weights behind a fragment may be old; older fragments are not used."""
-    lr_end: float | None = 0.0
-    """Step size at the end of the run, to which it falls if total_timesteps are given; without it, it stays."""
     lr: float = 6e-4
     """Adam step size."""
     max_grad_norm: float | None = 40.0
@@ -63,18 +53,16 @@ class Config(AlgorithmConfig):
     """How far the targets look beyond one step, λ."""
     max_rho: float = 1.0
     """The most that an action counts, ρ̄."""
-    value_coef: float = 0.5
-    """Weight of the error of the values."""
     entropy_coef: float = 0.01
     """Weight of the entropy of the policy."""
-    normalise_obs: bool = False
-    """Normalise observations by what has been seen so far."""
-    scale_rewards: bool = False
-    """Divide rewards by the spread of discounted returns."""
 
 
 _ATARI = {
     "num_shards": 2, "hidden": (512,), "total_timesteps": 10_000_000,
+}  # fmt: skip
+_MUJOCO = {
+    "num_envs": 32, "num_shards": 2, "fragment_steps": 32, "lam": 0.95, "entropy_coef": 0.0, "max_grad_norm": 0.5,
+    "normalise_obs": True, "scale_rewards": True, "total_timesteps": 2_000_000,
 }  # fmt: skip
 PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {
@@ -90,6 +78,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "LunarLander-v3": {
         "num_shards": 2, "gamma": 0.995, "lr": 1e-3, "max_grad_norm": 0.5, "total_timesteps": 1_000_000,
     },
+    "HalfCheetah-v5": _MUJOCO,
+    "Ant-v5": _MUJOCO,
     "ALE/Pong-v5": _ATARI,
     "ALE/Breakout-v5": _ATARI,
 }  # fmt: skip

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from raceway.algorithms.base import AlgorithmConfig, Context, algorithm
+from raceway.algorithms._settings import ActorCriticConfig
+from raceway.algorithms.base import Context, algorithm
 from raceway.flow import Iter, ParIter
 from raceway.ops import AddAdvantages, ConcatBatches, StandardizeFields, TrainOneStep, TrainStats
 from raceway.policies import Policy
@@ -27,44 +28,23 @@ from raceway.rl import Batch
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(AlgorithmConfig):
+class Config(ActorCriticConfig):
     """Settings of PPO."""
 
-    kind: ClassVar[str] = "actor-critic"
-    clip_actions: ClassVar[bool] = True
-
-    num_envs: int = 8
-    """Environments that are played at the same time, in all shards together."""
-    hidden: tuple[int, ...] | None = (64, 64)
-    """Widths of the hidden layers, of the policy and of the values."""
-    activation: str | None = None
-    """What is between them: tanh or relu; tanh, but for pictures, where it is relu."""
     fragment_steps: int = 256
     """Steps that each environment plays for one batch."""
+    batch_steps: int = 1
+    """Steps of environments for one batch: of as many rounds of fragments as it takes."""
     num_epochs: int = 10
     """How often the batch is gone through."""
     num_minibatches: int = 32
     """Parts that it is divided into, each for one step of the optimiser."""
     clip: float = 0.2
     """How far the probability of an action may move, as a share."""
-    batch_steps: int = 1
-    """Steps of environments for one batch: of as many rounds of fragments as it takes."""
     lam: float = 0.95
     """How far advantages look beyond one step, λ."""
-    value_coef: float = 0.5
-    """Weight of the error of the values."""
-    entropy_coef: float = 0.0
-    """Weight of the entropy of the policy."""
-    max_grad_norm: float | None = 0.5
-    """Norm that gradients are clipped to; without it, they are not."""
     adam_epsilon: float = 1e-5
     """What Adam adds to what it divides by."""
-    lr_end: float | None = 0.0
-    """Step size at the end of the run, to which it falls if total_timesteps are given; without it, it stays."""
-    normalise_obs: bool = False
-    """Normalise observations by what has been seen so far."""
-    scale_rewards: bool = False
-    """Divide rewards by the spread of discounted returns."""
 
 
 _MUJOCO = {

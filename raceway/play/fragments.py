@@ -44,7 +44,7 @@ def judged(
     cut = batch["truncated"] & batch.get("valid", True)
     with torch.inference_mode():
         params, values = _evaluated(policy, batch, with_values)
-        log_prob = policy.distribution.log_prob(params, as_tensor(batch["action"])).numpy()
+        log_prob = policy.distribution.log_prob(params, as_tensor(batch["action"])).detach().numpy()
         last_value = _values(policy, batch["last_obs"]) if with_values else np.empty(0)
         beyond = _values(policy, batch["final_obs"]) if cut.any() else None
     kept = {name: column for name, column in batch.items() if name != "given"}
@@ -59,7 +59,7 @@ def judged(
 
 
 def _values(policy: Policy, obs: Any) -> Array:
-    return policy.values(tree_map(as_tensor, obs)).numpy()
+    return policy.values(tree_map(as_tensor, obs)).detach().numpy()
 
 
 def _evaluated(policy: Policy, batch: Batch, with_values: bool) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from raceway.policies.policy import Policy, Weights, as_tensor
 from raceway.policies.tape import Tape, taping
-from raceway.rl import Batch, num_steps, parts_of, rows_of, tree_map
+from raceway.rl import Batch, Linear, num_steps, parts_of, rows_of, tree_map
 from raceway.rl.adam import Adam
 
 Figures = dict[str, Any]
@@ -61,7 +61,7 @@ class Learner:
     ) -> None:
         self.policy, self.threads, self.max_grad_norm = policy.to(device), threads, max_grad_norm
         self.device, self.away = device, away
-        self.lr: Schedule = lr if callable(lr) else lambda _: lr
+        self.lr: Schedule = lr if callable(lr) else Linear(lr, lr, 1)
         self.steps = 0
         """Of environments, that were trained on."""
         self.optimiser = Adam(policy.parameters(), self.lr(0), epsilon=epsilon)

@@ -122,7 +122,7 @@ class Policy(nn.Module):
         """Return an action for every observation, [B, ...]: drawn, or the most likely if there is no generator."""
         with torch.inference_mode():
             params, state = self(tree_map(torch.from_numpy, obs), state)
-        numbers = params.numpy()
+        numbers = params.detach().numpy()  # a view of a parameter has a gradient even so
         return self.distribution.mode(numbers) if random is None else self.distribution.draw(numbers, random), state
 
     def actor(self, random: np.random.Generator | None) -> Callable[[Any, State], tuple[Array, State]]:

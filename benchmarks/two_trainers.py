@@ -1,0 +1,60 @@
+"""PPO and DQN in one environment of PettingZoo: whether the policies of both improve.
+
+python benchmarks/two_trainers.py [--seeds 3] [--steps 200000]
+
+The example's own settings. An eighth of the episodes at the beginning beside the last eighth, of all seeds together; the
+intervals are of the mean, by bootstrap.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+from _harness import Report
+
+from raceway.rl import bootstrap_interval
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "two_trainers"))
+
+from main import a_training  # noqa: E402
+
+
+def mean(values: np.ndarray) -> float:
+    """Return the mean."""
+    return float(values.mean())
+
+
+def main() -> None:
+    """Train with every seed, and compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=200_000)
+    options = parser.parse_args()
+    parts: dict[str, list[list[np.ndarray]]] = {}
+    for seed in range(options.seeds):
+        result = a_training(seed).run(total_timesteps=options.steps)
+        for name, returns in result.returns.items():
+            parts.setdefault(name, []).append(np.array_split(np.array(returns), 8))
+        print(f"seed {seed}: " + ", ".join(f"{name} {mean(found[-1][-1]):.2f}" for name, found in parts.items()))
+    report = Report("two_trainers")
+    for name, found in parts.items():
+        first, last = (np.concatenate([seed[place] for seed in found]) for place in (0, -1))
+        before, after = bootstrap_interval(first, mean), bootstrap_interval(last, mean)
+        report.row(
+            f"{name}'s policy in simple_spread, beside the other: mean return of the first and the last eighth",
+            "the intervals apart",
+            after[0] > before[1],
+            first=mean(first),
+            first_interval=f"{before[0]:.2f} to {before[1]:.2f}",
+            last=mean(last),
+            last_interval=f"{after[0]:.2f} to {after[1]:.2f}",
+            episodes=len(first),
+        )
+    report.write()
+
+
+if __name__ == "__main__":
+    main()
