@@ -30,6 +30,7 @@ from rollouts import Side, rates, ratio
 from raceway.engine import make_engine
 from raceway.ops import ReplaySettings, ReplayShard, StoreToReplay, parallel_replay
 from raceway.replay import Replay, SumTree
+from raceway.replay.frames import FrameColumns
 from raceway.training import one_thread
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "torchrl_dqn" / "main.py"
@@ -247,7 +248,7 @@ def atari(report: Report, blocks: int, length: float) -> None:
         )
         last = film[-4:]
     seconds = time.perf_counter() - begin
-    assert replay.frames is not None
+    assert isinstance(replay.columns, FrameColumns)
     batch = replay.sample(32)
     assert (batch["obs"][:, 1:] == batch["next_obs"][:, :-1]).all()
     gib = (psutil.Process().memory_info().rss - before) / 2**30
@@ -256,7 +257,7 @@ def atari(report: Report, blocks: int, length: float) -> None:
         "at most 8 GiB",
         gib <= 8 and len(replay) == total,
         gib=gib,
-        frames=replay.frames.next,
+        frames=replay.columns.frames.next,
         inserts_per_s=total / seconds,
     )
 

@@ -2,7 +2,7 @@
 
 python benchmarks/two_trainers.py [--seeds 3] [--steps 200000]
 
-The example's own settings. An eighth of the episodes at the beginning beside the last eighth, of all seeds together; the
+The settings are those of the example. The first eighth of the episodes beside the last one, of all seeds together; the
 intervals are of the mean, by bootstrap.
 """
 
@@ -19,7 +19,7 @@ from raceway.rl import bootstrap_interval
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "two_trainers"))
 
-from main import a_training  # noqa: E402
+from main import a_training
 
 
 def mean(values: np.ndarray) -> float:

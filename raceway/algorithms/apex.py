@@ -71,7 +71,6 @@ class Config(ReplayConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         whole("replay_shards", self.replay_shards)
-        whole("n_step", self.n_step)
 
     @property
     def replay(self) -> ReplaySettings:
@@ -89,7 +88,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {
         "num_envs": 32, "num_shards": 2, "fragment_steps": 16, "hidden": (128, 128), "lr": 1e-3, "lr_end": 0.0,
         "batch_size": 128, "buffer_size": 50_000, "learning_starts": 2000, "steps_per_update": 8,
-        "target_every": 100, "epsilon": 0.06, "total_timesteps": 160_000,
+        "target_every": 100, "epsilon": 0.02, "total_timesteps": 250_000,
     },
     "Acrobot-v1": {
         "num_shards": 2, "fragment_steps": 16, "hidden": (256, 256), "lr": 5e-4, "batch_size": 128,

@@ -194,7 +194,7 @@ class Context:
 _WHOLE = (
     "num_envs", "learner_threads", "iterations", "total_timesteps", "num_shards", "fragment_steps", "num_epochs",
     "num_minibatches", "batch_size", "buffer_size", "learning_starts", "target_every", "num_async", "max_lag",
-    "batch_steps", "num_fragments", "learner_queue",
+    "batch_steps", "num_fragments", "learner_queue", "n_step",
 )  # fmt: skip
 _POSITIVE = ("stop_seconds", "lr", "gamma", "max_grad_norm", "adam_epsilon")
 

@@ -50,6 +50,8 @@ class Config(ReplayConfig):
     """Environments that are played at the same time, in all shards together."""
     fragment_steps: int = 1
     """Steps that each environment plays before it is learnt from again."""
+    n_step: int = 1
+    """Rewards of one transition."""
     epsilon: float = 0.05
     """Chance of an action drawn by chance, in the end."""
     epsilon_steps: int = 100_000
@@ -101,7 +103,7 @@ def dqn(rollouts: ParIter[Batch], cfg: Config, ctx: Context) -> Iter[TrainStats]
     """Return the plan."""
     shards = ctx.replay(cfg.replay)
     store = (
-        rollouts.for_each(Transitions(cfg.gamma))
+        rollouts.for_each(Transitions(cfg.gamma, cfg.n_step))
         .gather_sync()
         .combine(ConcatBatches())
         .for_each(Explore(ctx.learner, Linear(1.0, cfg.epsilon, cfg.epsilon_steps)))

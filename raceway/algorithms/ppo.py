@@ -69,8 +69,9 @@ PRESETS: dict[str, dict[str, Any]] = {
         "scale_rewards": True, "total_timesteps": 200_000,
     },
     "LunarLander-v3": {
-        "num_envs": 32, "num_shards": 2, "fragment_steps": 256, "num_epochs": 4, "gamma": 0.999, "lam": 0.98,
-        "entropy_coef": 0.01, "lr": 1e-3, "scale_rewards": True, "total_timesteps": 1_000_000,
+        "num_envs": 16, "num_shards": 2, "fragment_steps": 512, "num_epochs": 4, "num_minibatches": 128,
+        "gamma": 0.999, "lam": 0.98, "entropy_coef": 0.01, "lr": 5e-4, "scale_rewards": True,
+        "total_timesteps": 1_000_000,
     },
     "HalfCheetah-v5": _MUJOCO,
     "Ant-v5": _MUJOCO,
