@@ -10,7 +10,7 @@ Paper: Mnih et al. 2015, https://doi.org/10.1038/nature14236
     in turn, so many steps of the optimiser for so many of the environments
 
 Differs from the paper: Adam instead of RMSProp, the Huber loss instead of clipped errors (the same gradient), many
-environments at once.
+environments at once, and rewards of several steps where a preset says so.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ _ATARI = {
 }  # fmt: skip
 PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {
-        "num_envs": 16, "num_shards": 1, "fragment_steps": 16, "hidden": (128, 128), "lr": 5e-4, "lr_end": 0.0,
-        "gamma": 0.98, "batch_size": 128, "buffer_size": 100_000, "learning_starts": 1000,
-        "target_every": 64, "epsilon": 0.04, "epsilon_steps": 8000, "total_timesteps": 150_000,
+        "num_envs": 16, "num_shards": 1, "fragment_steps": 16, "hidden": (128, 128), "lr": 1e-3, "lr_end": 0.0,
+        "gamma": 0.98, "n_step": 3, "batch_size": 128, "buffer_size": 100_000, "learning_starts": 2000,
+        "steps_per_update": 8, "target_every": 100, "epsilon": 0.01, "epsilon_steps": 8000, "total_timesteps": 250_000,
     },
     "Acrobot-v1": {
         "num_envs": 8, "num_shards": 2, "fragment_steps": 16, "hidden": (128, 128), "lr": 5e-4, "lr_end": 0.0,
