@@ -263,7 +263,7 @@ class ProcessEngine(EngineCore):
         self._arena.forget_reader(actor.releases)
         actor.releases = np.empty(0, np.uint16)  # a row kept here would keep the control file open
         for id in actor.known:
-            self._holders[id].discard(actor)
+            self._holders.get(id, set()).discard(actor)  # Ctrl-C may have come between the two
         actor.known.clear()
         if actor.pidfd is not None:
             os.close(actor.pidfd)
@@ -392,8 +392,10 @@ class ProcessEngine(EngineCore):
 
     def _discard(self, id: int) -> None:
         super()._discard(id)
-        for actor in self._holders.pop(id, ()):
+        holders = self._holders.pop(id, ())
+        for actor in holders:
             actor.known.discard(id)
+        for actor in holders:
             actor.link.send(_wire.bare_frame(_wire.DROP, id))
 
     # The end.

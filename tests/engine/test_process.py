@@ -415,3 +415,21 @@ def test_waits_can_be_interleaved_with_timeouts(engine: ProcessEngine) -> None:
         with pytest.raises(WaitTimeout):
             call.result(0.02)
     assert call.result(GENEROUS) == "slept"
+
+
+def test_an_interrupt_while_a_value_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ProcessEngine() as engine:
+        actors = [engine.spawn(Box) for _ in range(2)]
+        stored = engine.put(np.zeros(100_000))
+        for actor in actors:
+            actor.call("echo", stored).result()
+
+        def interrupted(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            for actor in actors:
+                patched.setattr(engine._own(actor).link, "send", interrupted)  # type: ignore[attr-defined]
+            del stored
+            engine.put(1)  # takes the chance to let go of what nobody refers to
+    assert engine.closed  # without a word
