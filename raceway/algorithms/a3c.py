@@ -42,7 +42,7 @@ class Config(ActorCriticConfig):
 
 
 _MUJOCO = {
-    "num_envs": 32, "num_shards": 2, "fragment_steps": 20, "lam": 0.9, "value_coef": 0.4, "lr": 5e-4,
+    "num_envs": 32, "num_shards": 2, "fragment_steps": 50, "lam": 0.9, "value_coef": 0.4, "lr": 5e-4,
     "total_timesteps": 2_000_000,
 }  # fmt: skip
 _ATARI = {
