@@ -20,6 +20,7 @@ from raceway.errors import ConfigError, known, positive, unknown, whole
 from raceway.flow import Iter, ParIter
 from raceway.ops import Learner, ReplaySettings, ReplayShard, RolloutSettings, TrainStats, UpdateWeights
 from raceway.policies import Policy
+from raceway.policies.learner import device_named
 from raceway.rl import Batch, Linear
 
 ACTIONS = {"discrete": spaces.Discrete, "multidiscrete": spaces.MultiDiscrete, "box": spaces.Box}
@@ -145,7 +146,11 @@ class AlgorithmConfig:
 
     def learner(self, policy: Policy) -> Learner:
         """Return what trains a policy."""
-        settings = {"max_grad_norm": self.max_grad_norm, "epsilon": self.adam_epsilon, "device": device(self.device)}
+        settings = {
+            "max_grad_norm": self.max_grad_norm,
+            "epsilon": self.adam_epsilon,
+            "device": device_named(self.device),
+        }
         settings["away"] = getattr(self, "learner_on", "driver") != "driver"
         seed = seed_of(self.seed, Purpose.LEARNER)
         return Learner(policy, self.falling(self.lr, self.lr_end), self.learner_threads, seed=seed, **settings)  # type: ignore[arg-type]
@@ -201,19 +206,6 @@ _POSITIVE = ("stop_seconds", "lr", "gamma", "max_grad_norm", "adam_epsilon")
 
 class LearnerPlace:
     """An actor for a learner to live in."""
-
-
-def device(name: str) -> str:
-    """Return a device by its setting, having said if it is not there."""
-    import torch
-
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"--device {name} cannot be used here: {error}. Use cpu, or auto.") from error
-    return name
 
 
 Plan = Callable[[ParIter[Batch], Any, Context], Iter[TrainStats]]

@@ -6,12 +6,14 @@ import copy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from raceway.errors import ConfigError
 from raceway.policies.policy import Policy, Weights, as_tensor
 from raceway.policies.tape import Tape, taping
 from raceway.rl import Batch, Linear, num_steps, parts_of, rows_of, tree_map
@@ -157,12 +159,16 @@ class Learner:
         if num == 1:
             yield rows
             return
-        order = torch.randperm(len(rows["action"]), generator=self._random).to(self.device)
-        shuffled = tree_map(lambda column: column[order], rows)
-        ends = torch.arange(len(order)).tensor_split(num)
-        for part in ends:
-            first, last = int(part[0]), int(part[-1]) + 1
-            yield tree_map(lambda column, first=first, last=last: column[first:last], shuffled)
+        total = len(rows["action"])
+        if num > total:
+            raise ConfigError(
+                f"{num} minibatches cannot be made of a batch of {total} steps. Have fewer, or more steps."
+            )
+        order = torch.randperm(total, generator=self._random).to(self.device)
+        shuffled = tree_map(lambda column: column[order], rows)  # once, so that a minibatch is a view
+        edges = [place * (total // num) + min(place, total % num) for place in range(num + 1)]
+        for first, end in pairwise(edges):
+            yield tree_map(lambda column, first=first, end=end: column[first:end], shuffled)
 
     @contextmanager
     def _own_threads(self) -> Iterator[None]:
@@ -174,6 +180,17 @@ class Learner:
         finally:
             if before != self.threads:
                 torch.set_num_threads(before)  # environments beside it are played with one
+
+
+def device_named(name: str) -> str:
+    """Return a device by its setting, having said if it is not there."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"--device {name} cannot be used here: {error}. Use cpu, or auto.") from error
+    return name
 
 
 def gradients_of(policy: Policy, loss: Loss, batch: Batch) -> tuple[Weights, Figures]:

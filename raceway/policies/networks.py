@@ -266,6 +266,8 @@ def pair_for(
     """Return what a user's function returns: a network that acts, and one that values or else the critic."""
     made = network(observation_space, action_space)
     acting, valuing = made if isinstance(made, tuple) and len(made) == 2 else (made, critic)
+    if type(valuing) is nn.Linear:
+        valuing = nn.Sequential(valuing)  # a linear layer alone would be taken for a second head
     return _module(acting, network), _module(valuing, network)
 
 

@@ -82,14 +82,13 @@ class Policy(nn.Module):
         """Return the parameters of the distribution and the values V(s), [N, size] and [N]."""
         assert self.critic is not None
         seen = self._seen(obs)
-        if not isinstance(self.network, Layers):
-            return self(obs, {})[0], self.critic(seen).squeeze(-1)
-        valuing: list[nn.Module]
-        if isinstance(self.critic, nn.Linear):  # a second head
-            common, acting, valuing = self.network.features(seen), list(self.network)[-1:], [self.critic]
+        network, critic = self.network, self.critic
+        if isinstance(network, Layers) and isinstance(critic, nn.Linear):  # a second head
+            common, acting, valuing = network.features(seen), list(network)[-1:], list[nn.Module]([critic])
+        elif isinstance(network, Layers) and isinstance(critic, Layers) and critic[0] is network[0]:
+            common, acting, valuing = network[0](seen), list(network)[1:], list(critic)[1:]
         else:
-            assert isinstance(self.critic, Layers)
-            common, acting, valuing = self.network[0](seen), list(self.network)[1:], list(self.critic)[1:]
+            return self(obs, {})[0], critic(seen).squeeze(-1)
         return self._allowed(through(acting, common), obs), through(valuing, common).squeeze(-1)
 
     def values(self, obs: Any) -> Tensor:

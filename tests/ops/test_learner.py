@@ -13,6 +13,8 @@ from raceway.algorithms import find_algorithm
 from raceway.errors import ConfigError
 from raceway.policies import Policy, make_policy
 from raceway.policies.learner import Learner
+from raceway.policies.networks import Encoder, mlp
+from raceway.policies.tape import Tape, taping
 from raceway.rl import Batch
 from raceway.training import Training, train
 
@@ -109,6 +111,32 @@ def test_a_function_may_return_what_acts_and_what_values() -> None:
     assert params.shape == (5, 2)
     assert values.shape == (5,)
     assert torch.equal(policy.values(torch.ones(5, 3)), values)
+
+
+def test_what_acts_and_what_values_may_see_differently() -> None:
+    """Two networks of the library's own kind, each with an encoder of its own, of which one normalises."""
+
+    def two(observation_space: Any, action_space: Any) -> tuple[nn.Module, nn.Module]:
+        return mlp(observation_space, action_space, (4,)), mlp(
+            observation_space, spaces.Discrete(1), (4,), encoder=Encoder(observation_space, normalise=True)
+        )
+
+    policy = make_policy(SEEN, CHOICE, two, seed=0, kind="actor-critic")
+    policy.critic[0].normaliser.observe(5 + torch.randn(50, 3))  # type: ignore[index,union-attr]
+    obs = torch.ones(5, 3)
+    for tape in (None, Tape()):
+        with taping(tape):
+            torch.testing.assert_close(policy.evaluate(obs)[1].detach(), policy.values(obs).detach())
+
+
+def test_a_linear_layer_that_values_is_no_second_head() -> None:
+    policy = make_policy(SEEN, CHOICE, lambda seen, does: (mlp(seen, does, (7,)), nn.Linear(3, 1)), kind="actor-critic")
+    assert policy.evaluate(torch.ones(5, 3))[1].shape == policy.values(torch.ones(5, 3)).shape == (5,)
+
+
+def test_more_minibatches_than_steps_are_told() -> None:
+    with pytest.raises(ConfigError, match="5 minibatches cannot be made of a batch of 4 steps"):
+        Learner(a_policy(), 0.1).train(a_loss, ROWS, num_minibatches=5)
 
 
 def test_what_values_must_be_a_network_too() -> None:
