@@ -81,7 +81,7 @@ class Lines(Watcher):
 
     def _line(self, row: dict[str, Any]) -> None:
         self._shown, self._spoke = row["time/iterations"] - 1, time.monotonic()
-        mean = row["rollout/iteration_rew_mean"]
+        mean = _mean(row)
         reward = "    none" if mean is None else f"{mean:8.1f}"
         self.say(f"Iteration {self._shown:4d} | Mean Reward: {reward} | Loss: {_loss(row)}")
 
@@ -90,6 +90,12 @@ class Lines(Watcher):
         if self._last is not None and self._last["time/iterations"] - 1 != self._shown:
             self._line(self._last)
         self.say(*closing(result.summary, self._last))
+
+
+def _mean(row: dict[str, Any]) -> float | None:
+    """Return the mean return of the episodes that ended in an iteration; if none did, of the last that have."""
+    mean: float | None = row["rollout/iteration_rew_mean"]
+    return row["rollout/ep_rew_mean"] if mean is None else mean
 
 
 def _loss(row: dict[str, Any]) -> str:
@@ -101,7 +107,7 @@ def closing(summary: dict[str, Any], last: dict[str, Any] | None) -> list[str]:
     """Return the lines of a summary."""
     title = "Interrupted." if summary["stopped_by"] == "interrupt" else "Training Complete!"
     seconds = summary["train_seconds"]
-    final = None if last is None else last["rollout/iteration_rew_mean"]
+    final = None if last is None else _mean(last)
     return [
         RULE,
         title,
