@@ -14,6 +14,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from raceway.given import asked_for
+
 _DATA = (type(None), bool, int, float, str, bytes, np.ndarray, np.generic, np.random.Generator)
 
 
@@ -65,6 +67,21 @@ def restore(thing: Any, state: Any) -> None:
         thing.restore(state)
     else:
         vars(thing).update(state)
+
+
+def state_of_actor(thing: Any, shard: Any) -> Any:
+    """Return what an actor's object says of itself, or of the shard if it asks for that; None if it says nothing."""
+    return thing.state(**_asked(thing.state, shard)) if decides(thing) else None
+
+
+def restore_actor(thing: Any, state: Any, shard: Any) -> None:
+    """Give an actor's object back what `state_of_actor` returned."""
+    if state is not None:
+        thing.restore(state, **_asked(thing.restore, shard))
+
+
+def _asked(method: Any, shard: Any) -> dict[str, Any]:
+    return dict.fromkeys(asked_for(method, ("shard",), "of an actor's state"), shard)
 
 
 def _holder(thing: Any) -> Any:

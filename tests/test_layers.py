@@ -10,7 +10,8 @@ PACKAGE = Path(__file__).parents[1] / "raceway"
 
 LAYERS = [
     {"errors", "words"},
-    {"state", "given"},
+    {"given"},
+    {"state"},
     {"limits"},
     {"engine"},
     {"flow"},
@@ -20,9 +21,10 @@ LAYERS = [
     {"play"},
     {"ops"},
     {"algorithms", "runs", "torchrl"},
-    {"training"},
+    {"training", "loading"},
     {"multi_agent"},
     {"comparing"},
+    {"commands"},
     {"cli", "dashboard"},
 ]
 RANK = {package: rank for rank, layer in enumerate(LAYERS) for package in layer}

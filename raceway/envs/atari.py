@@ -145,6 +145,7 @@ class Atari(gym.Wrapper):
         self._by_lives = settings.terminal_on_life_loss and self.ale.lives() > 0
         self._lives = 0
         self._life_lost = False  # by the last step, after which the game goes on
+        self.began_anew = True  # whether the last reset began a game by its seed, and did not go on with one
         self._score, self._steps = 0.0, 0  # of the game
 
     @property
@@ -156,8 +157,10 @@ class Atari(gym.Wrapper):
         """Begin a game with the seed; or, if the last step has lost a life, go on with the game."""
         if self._life_lost:
             self._hold(0)
-        if not self._life_lost or self.ale.game_over():
+        begins = not self._life_lost or self.ale.game_over()
+        if begins:
             self._begin_game(seed)
+        self.began_anew = begins and seed is not None
         if self._fires:
             self._hold(1)
             if self.ale.game_over():

@@ -41,12 +41,17 @@ class Slots(Protocol):
     action_space: spaces.Space
     repeats: bool
     """Whether an episode depends on its seed alone, and not on what was played before."""
+    recalls: bool
+    """Whether the same actions after a reset that began `anew` bring an environment to the same place."""
     scores: list[Score] | None
     """Of the games that are over, if what is learned from is not what is reported: in Atari games an episode can be a
     life, and a reward its sign. Whoever reads them empties the list. None if episodes and rewards are what they are."""
 
     def reset(self, slots: Sequence[int], seeds: Sequence[int], obs: Tree) -> None:
         """Begin an episode in each of these slots. Its first observation goes into that row of `obs`."""
+
+    def anew(self, slot: int) -> bool:
+        """Whether what follows the last reset of a slot depends on its seed, and on nothing before it."""
 
     def step(self, actions: Array, active: Sequence[int], obs: Tree, reward: Array, ended: Array) -> Array | None:
         """Step the active slots (others may be stepped too, for nothing). The arrays are filled in at their rows.
@@ -70,8 +75,8 @@ class Slots(Protocol):
 class SteppedSlots:
     """Ordinary environments, stepped one after the other.
 
-    One that says `repeats_from_seed = False` has episodes that depend on what was played before. One that says
-    `tells_scores = True` has `{"r": return, "l": steps}` as `episode` in the info of a game's last step.
+    One that says `repeats_from_seed = False` has episodes that depend on what was played before; if it says after every
+    reset whether it `began_anew`, it can be brought back all the same. One that says `tells_scores = True` has `{"r": return, "l": steps}` as `episode` in the info of a game's last step.
     """
 
     def __init__(self, make: Callable[[], gym.Env], num: int) -> None:
@@ -81,6 +86,7 @@ class SteppedSlots:
         bare, limits = zip(*map(unwrapped, self.envs), strict=True)
         self._bare, self._limit = bare, limits[0]
         self.repeats = all(_says(env, "repeats_from_seed", True) for env in self.envs)
+        self.recalls = self.repeats or all(env.has_wrapper_attr("began_anew") for env in self.envs)
         self.scores: list[Score] | None = [] if _says(self.envs[0], "tells_scores", False) else None
         self._steps = [0] * num
         self._convert = converter(self.action_space)
@@ -94,6 +100,9 @@ class SteppedSlots:
                 self._steps[slot] = 0
             except Exception as error:
                 raise failed(slot, "reset", error) from error
+
+    def anew(self, slot: int) -> bool:
+        return self.repeats or _says(self.envs[slot], "began_anew", True)
 
     def step(self, actions: Array, active: Sequence[int], obs: Tree, reward: Array, ended: Array) -> None:
         envs, shape, steps, (terminated, truncated) = self._bare, self._shape, self._steps, ended

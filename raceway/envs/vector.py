@@ -19,7 +19,7 @@ _ALL = slice(None)
 class VectorSlots:
     """A `VectorEnv` in whichever of the three modes it resets itself, or does not."""
 
-    repeats = False  # most make further seeds of the first
+    repeats = recalls = False  # most make further seeds of the first
     scores: list[Score] | None = None
 
     def __init__(self, env: VectorEnv) -> None:
@@ -32,6 +32,9 @@ class VectorSlots:
         self._over = np.zeros(self.num, bool)  # slots that are at the end of an episode
         self._awaits = np.zeros(self.num, bool)  # slots that will be reset by their next step
         self._first: dict[int, Any] = {}  # first observations that came with the last step before
+
+    def anew(self, slot: int) -> bool:
+        return False
 
     def reset(self, slots: Sequence[int], seeds: Sequence[int], obs: Tree) -> None:
         told: list[Any] = [None] * self.num
@@ -98,7 +101,7 @@ class CartPoleSlots:
     An episode that begins with a seed is the one that `gym.make("CartPole-v1")` plays with that seed.
     """
 
-    repeats = True
+    repeats = recalls = True
     scores: list[Score] | None = None
 
     def __init__(self, env: Any) -> None:
@@ -107,6 +110,9 @@ class CartPoleSlots:
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
         env.reset(seed=0)
         env.action_space = _Anything()  # asking every time whether actions are 0 or 1 takes a tenth of a step
+
+    def anew(self, slot: int) -> bool:
+        return True
 
     def reset(self, slots: Sequence[int], seeds: Sequence[int], obs: Tree) -> None:
         env = self.env
@@ -133,7 +139,7 @@ class _Anything:
 class EnvPoolSlots:
     """EnvPool's environments. They are seeded once, when they are made, and step in threads of their own."""
 
-    repeats = False
+    repeats = recalls = False
     scores: list[Score] | None = None
 
     def __init__(self, env: Any, num: int) -> None:
@@ -142,6 +148,9 @@ class EnvPoolSlots:
             warnings.filterwarnings("ignore", message=".*precision lowered")
             self.observation_space, self.action_space = env.observation_space, env.action_space
         self._kind = np.int32 if np.issubdtype(self.action_space.dtype, np.integer) else np.float64
+
+    def anew(self, slot: int) -> bool:
+        return False
 
     def reset(self, slots: Sequence[int], seeds: Sequence[int], obs: Tree) -> None:
         first, _ = self.env.reset(np.asarray(slots, np.int32))

@@ -136,8 +136,7 @@ class RunningShard:
             for op, saved in zip(self._row, state["operators"], strict=True):
                 op.restore(saved)
             home.guests["version"] = state["version"]
-            if state["actor"] is not None:
-                states.restore(home.object, state["actor"])
+            states.restore_actor(home.object, state["actor"], shard)
 
     def pull(self) -> tuple[Any, ...]:
         """Return an item, its envelope, the source's position, what is held, and counters; at the end just these."""
@@ -158,7 +157,7 @@ class RunningShard:
         return [op.meter.figures() for op in self._row]
 
     def state(self) -> Any:
-        actor = self._home.object.state() if states.decides(self._home.object) else None
+        actor = states.state_of_actor(self._home.object, self._row[0].gifts["shard"])
         version = self._home.guests.get("version")
         return {"operators": [op.state() for op in self._row], "actor": actor, "version": version}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from raceway.flow import ParIter, Shard, create, given
 from raceway.play.collect import Collector
 from raceway.policies import Policy, Weights, make_policy
 from raceway.rl import Batch
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +70,7 @@ class RolloutWorker:
         self.settings, self.name = settings, name
         self._policy: Policy | None = None
         self._collectors: dict[int, Collector] = {}
+        self._saved: dict[int, Any] = {}  # of collectors that are not open yet
         self._weights: Weights | None = None
         self._of_shards: Sequence[Weights] = ()
 
@@ -113,10 +117,29 @@ class RolloutWorker:
             if self._weights is not None:
                 self._policy.load(self._weights)
         clips = settings.clip_actions
-        return Collector(
+        collector = Collector(
             slots, self._policy, seed=settings.seed, shard=shard, worker=self.name, clip_actions=clips,
             keep_given=settings.kind == "actor-critic",
         )  # fmt: skip
+        saved = self._saved.pop(shard, None)
+        if saved is not None and not collector.resume(saved):
+            _log.warning("shard %d: environments could not be brought back to where they were; going on", shard)
+        return collector
+
+    def state(self, *, shard: Shard = given) -> Any:
+        """Return where the environments of a shard are, if its next item depends on that."""
+        collector = self._collectors.get(shard.number)
+        if self.settings.leaves_nothing or collector is None:
+            return self._saved.get(shard.number)
+        return collector.saved()
+
+    def restore(self, state: Any, *, shard: Shard = given) -> None:
+        """Have the environments of a shard be there when it is next played."""
+        self._saved[shard.number] = state
+
+    def weights(self) -> Weights:
+        """Return what it plays with."""
+        return {name: array.copy() for name, array in self.policy.weights().items()}
 
     @property
     def policy(self) -> Policy:

@@ -11,6 +11,7 @@ from gymnasium import spaces
 
 from raceway.envs import SOME_SLOT, Purpose, Slots, SteppedSlots, seed_of, seed_of_episode
 from raceway.errors import EnvironmentFailed
+from raceway.play.history import History
 from raceway.policies import Policy
 from raceway.policies.in_numpy import NumpyActor
 from raceway.rl import Batch, empty, row_of, tree_map
@@ -56,6 +57,8 @@ class Collector:
         self._reserve(_ROWS)
         self._carried = np.zeros((2, slots.num))  # rewards and steps of the episodes that a fragment left open
         self._resets_itself = False  # whether a slot needs a step of its own for that
+        self._now = 0  # the row of what is seen now
+        self._history = History(slots.num)
 
     def episodes(self, counts: Sequence[int], number: int = 0) -> Batch:
         """Play so many whole episodes in each slot; `number` tells one such call from the next.
@@ -90,6 +93,8 @@ class Collector:
         final.sort(key=lambda one: one[:2])
         batch = self._whole(now, [obs for _, _, obs in final])
         self._check(now, batch["final_obs"], final)
+        if self.slots.recalls and not self.slots.repeats:
+            self._history.played(self.action[:now].copy(), self.valid[:now].copy())
         return batch | self._scores()
 
     def fragment(self, num_steps: int, number: int = 0) -> Batch:
@@ -127,6 +132,7 @@ class Collector:
             self._begin(over, now + 1)
         self._now = num_steps
         batch = tree_map(np.copy, self._columns(num_steps))
+        self._history.played(batch["action"], batch["valid"])
         if not self._resets_itself:
             del batch["valid"]
         batch["last_obs"] = tree_map(np.copy, row_of(self.obs, num_steps))
@@ -183,6 +189,8 @@ class Collector:
             self.slots.reset(slots, seeds, row_of(self.obs, row))
         except EnvironmentFailed as error:
             raise self._failure(error.problem, error.slot, row) from error
+        for slot, seed in zip(slots, seeds, strict=True) if self.slots.recalls else ():
+            self._history.began(slot, row, seed, self.slots.anew(slot))
         if self.state:
             self._forget(slots)
 
@@ -308,7 +316,38 @@ class Collector:
         place = f"{worker}shard {self.shard}, environment {slot} of {self.num_slots}, step {int(before)} of its episode"
         return EnvironmentFailed(problem, slot, place)
 
+    def saved(self) -> Any:
+        """Return what is needed to go on from here, for `resume`."""
+        about = {"episode": self.episode.copy(), "playing": self.playing.copy(), "carried": self._carried.copy()}
+        if not self.slots.recalls:
+            return about
+        remembered = {name: part.numpy().copy() for name, part in self.state.items()}
+        seen = tree_map(np.copy, row_of(self.obs, self._now))
+        return {**about, "history": self._history.state(), "remembered": remembered, "seen": seen}
+
+    def resume(self, saved: Any) -> bool:
+        """Go on from there, with fresh environments, and return whether they are where they were.
+
+        Where they cannot be brought back, new episodes begin.
+        """
+        self.episode = np.array(saved["episode"])
+        if "history" not in saved:
+            self.episode += 1
+            return False
+        self._now, self._carried = 0, np.array(saved["carried"])
+        self._history.restore(saved["history"])
+        here = row_of(self.obs, 0)
+        self._history.replay(self.slots, self._bounded, here)
+        self._play(slice(None), np.array(saved["playing"]))
+        self.state = {name: torch.from_numpy(np.array(part)) for name, part in saved["remembered"].items()}
+        same: list[bool] = []
+        tree_map(
+            lambda now, then: same.append(np.array_equal(now[self.playing], then[self.playing])), here, saved["seen"]
+        )
+        return all(same)
+
     def close(self) -> None:
+        """Close the environments."""
         self.slots.close()
 
 

@@ -1,0 +1,141 @@
+"""Environments that are gone are brought back to where they were, by playing their open episodes again."""
+
+import logging
+import pickle
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from raceway.envs import EnvSettings, SteppedSlots, make_slots
+from raceway.flow import Shard
+from raceway.ops import RolloutSettings, RolloutWorker
+from raceway.play.collect import Collector
+from raceway.policies import make_policy
+from raceway.rl import Batch, tree_map
+
+ENVS: dict[str, Any] = {
+    "vector of its own": EnvSettings("CartPole-v1"),
+    "stepped": EnvSettings("CartPole-v1", vector="stepped"),
+    "truncated": EnvSettings("Pendulum-v1", {"max_episode_steps": 7}),
+    "mujoco": EnvSettings("HalfCheetah-v5", {"max_episode_steps": 30}),
+    "lives": EnvSettings("ALE/Breakout-v5", {"noop_max": 3}),
+    "sticky": EnvSettings("ALE/Breakout-v5", {"noop_max": 3, "repeat_action_probability": 0.25}),
+    "dict": EnvSettings(lambda: Hidden()),
+}
+
+
+class Hidden(gym.Env[Any, Any]):
+    """Draws random numbers within an episode, and shows less than it knows."""
+
+    observation_space = spaces.Dict({"sum": spaces.Box(-np.inf, np.inf, (1,)), "action_mask": spaces.Box(0, 1, (3,))})
+    action_space = spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.sum, self.steps = 0.0, 0
+        return self._seen(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.sum += float(action) * self.np_random.normal()
+        self.steps += 1
+        return self._seen(), self.sum, self.steps > 5 + self.np_random.integers(9), False, {}
+
+    def _seen(self) -> Any:
+        return {"sum": np.array([self.sum], np.float32), "action_mask": np.array([1, self.steps % 2, 1], np.float32)}
+
+
+def collector_of(env: EnvSettings, network: Any = "mlp") -> Collector:
+    slots = make_slots(env, 3, 0)
+    policy = make_policy(slots.observation_space, slots.action_space, network, (8,), seed=0)
+    return Collector(slots, policy, seed=3, shard=1, clip_actions=True)
+
+
+def assert_equal(one: Batch, other: Batch) -> None:
+    assert one.keys() == other.keys()
+    tree_map(np.testing.assert_array_equal, one, other)
+
+
+@pytest.mark.parametrize("network", ["mlp", "lstm"])
+@pytest.mark.parametrize("name", ENVS)
+def test_fragments_go_on_where_they_were(name: str, network: str) -> None:
+    if network == "lstm" and name in ("lives", "sticky"):
+        network = "mlp"  # pictures have a network of their own
+    first = collector_of(ENVS[name], network)
+    steps = 40 if name in ("lives", "sticky") else 11
+    for number in range(7):
+        first.fragment(steps, number)
+    saved = pickle.loads(pickle.dumps(first.saved()))
+    expected = [first.fragment(steps, number) for number in (7, 8)]
+    again = collector_of(ENVS[name], network)
+    assert again.resume(saved)
+    np.testing.assert_equal(again.saved(), saved)
+    for number, batch in zip((7, 8), expected, strict=True):
+        assert_equal(again.fragment(steps, number), batch)
+    first.close()
+    again.close()
+
+
+def test_whole_episodes_of_a_game_go_on_with_it() -> None:
+    first = collector_of(ENVS["lives"])
+    for number in range(3):
+        first.episodes([1, 2, 1], number)
+    saved = pickle.loads(pickle.dumps(first.saved()))
+    expected = first.episodes([1, 2, 1], 3)
+    again = collector_of(ENVS["lives"])
+    assert again.resume(saved)
+    assert_equal(again.episodes([1, 2, 1], 3), expected)
+    first.close()
+    again.close()
+
+
+def test_only_open_episodes_are_remembered() -> None:
+    collector = collector_of(EnvSettings("Pendulum-v1", {"max_episode_steps": 20}))
+    for number in range(50):
+        collector.fragment(5, number)
+    history = collector.saved()["history"]
+    assert history["now"] == 250
+    assert len(history["actions"]) <= 20
+    collector.close()
+
+
+class Moody(Hidden):
+    """Not the same for the same seed."""
+
+    moods = iter(range(1000))
+
+    def reset(self, **settings: Any) -> tuple[Any, dict[str, Any]]:
+        super().reset(**settings)
+        self.sum = float(next(self.moods))
+        return self._seen(), {}
+
+
+def test_an_environment_that_does_not_come_back_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    settings = RolloutSettings(env=EnvSettings(Moody), num_shards=1, slots_per_shard=2, fragment_steps=3)
+    shard = Shard(0, 1)
+    worker, again = RolloutWorker(settings), RolloutWorker(settings)
+    worker.sample(shard=shard, number=0)
+    again.restore(worker.state(shard=shard), shard=shard)
+    with caplog.at_level(logging.WARNING):
+        again.sample(shard=shard, number=1)
+    assert "shard 0: environments could not be brought back" in caplog.text
+    worker.close()
+    again.close()
+
+
+def test_environments_that_depend_on_the_past_begin_new_episodes() -> None:
+    class Past(Hidden):
+        repeats_from_seed = False
+
+    slots = SteppedSlots(Past, 2)
+    policy = make_policy(slots.observation_space, slots.action_space, "mlp", (8,), seed=0)
+    collector = Collector(slots, policy, seed=0, shard=0)
+    collector.fragment(4)
+    other = Collector(SteppedSlots(Past, 2), policy, seed=0, shard=0)
+    assert not other.resume(collector.saved())
+    assert (other.episode == collector.episode + 1).all()
+    assert other.fragment(4)["obs"]["sum"][0, 0, 0] == 0
+    collector.close()
+    other.close()
