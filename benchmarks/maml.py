@@ -25,7 +25,8 @@ from raceway.ops import FitBaseline, InnerAdapt, Learner, UpdateWeights, paralle
 from raceway.policies import Policy
 from raceway.policies.adapting import adapted
 from raceway.rl import bootstrap_interval, episode_sums
-from raceway.training import Result, Training, one_thread, train
+from raceway.runs.machine import one_thread
+from raceway.training import Result, Training, train
 
 NUM_TASKS, EPISODES = 40, 20
 HELD_OUT = 10_000

@@ -28,7 +28,8 @@ from raceway.algorithms.impala import loss
 from raceway.flow import Shard
 from raceway.ops import AddLogProbs, ConcatFragments, RolloutSettings, RolloutWorker
 from raceway.rl import Batch, num_steps
-from raceway.training import Training, one_thread
+from raceway.runs.machine import one_thread
+from raceway.training import Training
 
 SAMPLING = {"env": "CartPole-v1", "fragment_steps": 250}
 BATCH = 100_000  # steps for one step of the optimiser

@@ -31,7 +31,7 @@ from raceway.engine import make_engine
 from raceway.ops import ReplaySettings, ReplayShard, StoreToReplay, parallel_replay
 from raceway.replay import Replay, SumTree
 from raceway.replay.frames import FrameColumns
-from raceway.training import one_thread
+from raceway.runs.machine import one_thread
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "torchrl_dqn" / "main.py"
 ROWS, CAPACITY = 256, 100_000

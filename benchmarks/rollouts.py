@@ -23,7 +23,8 @@ from raceway.envs import EnvSettings, make_slots
 from raceway.ops import RolloutSettings, RolloutWorker, parallel_rollouts
 from raceway.play import Collector
 from raceway.policies import make_policy
-from raceway.training import Training, one_thread
+from raceway.runs.machine import one_thread
+from raceway.training import Training
 
 Side = Callable[[], int]
 """Does some work and returns how many steps of environments it was."""

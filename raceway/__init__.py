@@ -11,17 +11,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from raceway.engine import make_engine
     from raceway.errors import RacewayError
+    from raceway.loading import load
     from raceway.runner import Runner
-    from raceway.training import train
+    from raceway.training import resume, train
 
 __version__ = "0.1.0"
 
-__all__ = ["RacewayError", "Runner", "__version__", "make_engine", "train"]
+__all__ = ["RacewayError", "Runner", "__version__", "load", "make_engine", "resume", "train"]
 
 _HOMES = {
     "RacewayError": "raceway.errors",
     "Runner": "raceway.runner",
+    "load": "raceway.loading",
     "make_engine": "raceway.engine",
+    "resume": "raceway.training",
     "train": "raceway.training",
 }
 

@@ -12,8 +12,10 @@ import numpy as np
 from raceway.rl import bootstrap_interval, interquartile_mean
 from raceway.runs.directory import RunDirectory
 from raceway.runs.display import RULE, Watcher
+from raceway.runs.machine import since_start
 from raceway.runs.plots import plot_seeds
-from raceway.training import Result, plain_name, since_start, train
+from raceway.runs.stopping import EXIT_CODES
+from raceway.training import Result, plain_name, train
 
 
 @dataclass
@@ -59,7 +61,7 @@ def train_seeds(
         show: show the plot on the screen too.
         settings: of the algorithm. `run_dir` is the folder that the runs' folders are in.
     """
-    folder = RunDirectory(
+    folder = RunDirectory.new(
         settings.pop("run_dir", None), f"{algorithm}-{plain_name(str(settings.get('env', 'cartpole')))}-seeds"
     )
     folder.close()
@@ -68,7 +70,7 @@ def train_seeds(
     for seed in seeds:
         path = str(folder.path / f"seed-{seed}")
         results.append(train(algorithm, watchers=[watcher()] if watcher else (), seed=seed, run_dir=path, **settings))
-        if results[-1].summary["stopped_by"] == "interrupt":
+        if results[-1].summary["stopped_by"] in EXIT_CODES:
             break
     first = results[0].summary
     finals = [one.summary["mean_return"] for one in results if one.summary["mean_return"] is not None]

@@ -18,6 +18,7 @@ RacewayError
 │   ├── OperatorError                an operator or source raised; says which, where, on what item
 │   └── ShardFailed                  a shard's actor died and the failure policy says to raise, or is used up
 ├── EnvironmentFailed                an environment raised, or gave what no policy can use
+├── CheckpointError                  a checkpoint is missing, torn, corrupt, or not this run's
 ├── ReplayEmpty                      something was to be drawn from a replay buffer that holds nothing
 ├── DeadlockError                    an actor would wait for itself
 └── UnknownReference                  a reference that this run does not know
@@ -46,6 +47,17 @@ class RacewayError(Exception):
 
 class ConfigError(RacewayError, ValueError):
     """An argument, option or name that cannot be used."""
+
+
+class CheckpointError(RacewayError):
+    """A checkpoint that cannot be gone on from: says which file, and why."""
+
+    def __init__(self, path: object, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path, self.reason = path, reason
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.path, self.reason)
 
 
 class WaitTimeout(RacewayError, TimeoutError):

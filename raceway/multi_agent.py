@@ -27,7 +27,7 @@ from raceway.ops import ReportMetrics
 from raceway.ops.multi import Gathered, MultiRolloutSettings, MultiRolloutWorker, Select
 from raceway.policies import Policy
 from raceway.rl import Batch
-from raceway.training import one_thread
+from raceway.runs.machine import one_thread
 
 
 @dataclass

@@ -10,13 +10,24 @@ from __future__ import annotations
 import inspect
 from collections import deque
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from raceway.given import asked_for
 
 _DATA = (type(None), bool, int, float, str, bytes, np.ndarray, np.generic, np.random.Generator)
+
+RECORDS: dict[str, type] = {}
+"""Classes whose objects are plain data, by name: named tuples, dataclasses, and dicts of a kind."""
+
+C = TypeVar("C", bound=type)
+
+
+def record(cls: C) -> C:
+    """Take the objects of a class for plain data, which is kept with whatever holds it."""
+    RECORDS[cls.__name__] = cls
+    return cls
 
 
 class Stateful:
@@ -92,6 +103,8 @@ def _holder(thing: Any) -> Any:
 
 
 def _is_data(value: Any) -> bool:
+    if RECORDS.get(type(value).__name__) is type(value):
+        return True
     if isinstance(value, dict):
         return all(map(_is_data, (*value, *value.values())))
     if isinstance(value, (list, tuple, set, deque)):

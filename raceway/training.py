@@ -5,28 +5,32 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import logging
-import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from threadpoolctl import threadpool_limits
-
 from raceway.algorithms import Algorithm, Context, find_algorithm
 from raceway.engine import make_engine
 from raceway.engine.base import Actor
 from raceway.envs import EnvSettings, Purpose, Slots, make_slots, seed_of
-from raceway.errors import ConfigError
+from raceway.errors import ConfigError, known
 from raceway.ops import ReportMetrics, RolloutWorker, parallel_rollouts
 from raceway.play import choose_workers, measure_step
+from raceway.play.evaluating import evaluate
 from raceway.policies import Policy
-from raceway.runs.directory import RunDirectory
+from raceway.resuming import Start, start_of
+from raceway.rl.space_json import space_to_json
+from raceway.runs.checkpoints import Checkpoints
+from raceway.runs.directory import RunDirectory, read_metrics
 from raceway.runs.display import Watcher
+from raceway.runs.machine import num_cores, one_thread, since_start
+from raceway.runs.saving import Saver
+from raceway.runs.stopping import StopSignals
+from raceway.runs.tensorboard import Events
 
 _log = logging.getLogger(__name__)
 
@@ -51,23 +55,63 @@ class Result:
         return Path(self.summary["run_dir"])
 
 
-def train(algorithm: str = "reinforce", *, watchers: Sequence[Watcher] = (), **settings: Any) -> Result:
+def train(
+    algorithm: str = "reinforce", *, watchers: Sequence[Watcher] = (), resume: str | None = None, **settings: Any
+) -> Result:
     """Train a policy.
 
     Args:
         algorithm: its name.
-        watchers: told of the beginning, of every iteration, and of the end.
+        watchers: told of the beginning, of every iteration, of checkpoints, and of the end.
+        resume: `auto` to go on with the run in `run_dir`, if there is one.
         settings: of the algorithm, as `raceway train <algorithm> --help` lists them.
     """
     found = find_algorithm(algorithm)
+    if resume is not None:
+        known("way to resume", resume, ("auto",))
+        if settings.get("run_dir") is None:
+            raise ConfigError("--resume auto goes on with the run in --run-dir. Give that too.")
+        if (Path(settings["run_dir"]) / "config.json").exists():
+            return resumed(settings.pop("run_dir"), found, watchers=watchers, **settings).run()
     return Training(found, found.settings(**settings), watchers).run()
+
+
+def resume(
+    run: str | Path, *, watchers: Sequence[Watcher] = (), trust: bool = False, env: Any = None, network: Any = None,
+    **settings: Any,
+) -> Result:  # fmt: skip
+    """Go on with a run that was stopped, from its latest checkpoint.
+
+    Args:
+        run: its folder.
+        watchers: told of the beginning, of every iteration, of checkpoints, and of the end.
+        trust: whether modules that the run names, of an environment or a network, may be imported.
+        env: the environment, if that is not one that Gymnasium knows by itself.
+        network: the network, if that is a function.
+        settings: that are to be others from now on. Which may be is said if one may not.
+    """
+    given = {name: value for name, value in (("env", env), ("network", network)) if value is not None}
+    return resumed(run, watchers=watchers, trust=trust, **given, **settings).run()
+
+
+def resumed(
+    run: str | Path, algorithm: Algorithm | None = None, *, watchers: Sequence[Watcher] = (), trust: bool = False,
+    **settings: Any,
+) -> Training:  # fmt: skip
+    """Return the training that goes on with a run. If an algorithm is given, it must be that one's."""
+    found, cfg, start = start_of(run, algorithm, settings, trust=trust)
+    return Training(found, cfg, watchers, start=start)
 
 
 class Training:
     """One run, from its settings to its summary."""
 
-    def __init__(self, algorithm: Algorithm, cfg: Any, watchers: Sequence[Watcher] = ()) -> None:
-        self.algorithm, self.watchers = algorithm, watchers
+    def __init__(
+        self, algorithm: Algorithm, cfg: Any, watchers: Sequence[Watcher] = (), *, start: Start | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self.algorithm, self.watchers, self.start, self._clock = algorithm, watchers, start, clock
+        self.asked = cfg
         self.env = EnvSettings(cfg.env, cfg.env_kwargs, cfg.vector).checked()
         slots = make_slots(self.env, 1)
         try:
@@ -83,6 +127,8 @@ class Training:
         self.learner = self.cfg.learner(self.policy)
         self.report = ReportMetrics()
         self.result = Result({}, self.policy)
+        self._scored: tuple[int, float] | None = None  # the last evaluation: steps and mean return
+        self._best: float | None = None  # of all evaluations
 
     def _num_workers(self, slots: Slots) -> tuple[int, str]:
         cfg = self.cfg
@@ -94,30 +140,55 @@ class Training:
         return choose_workers(cost, num_cores(), cfg.num_shards)
 
     def run(self) -> Result:
-        """Train until a limit is reached."""
-        cfg = self.cfg
-        name = f"{self.algorithm.name}-{plain_name(self.env.name)}-{cfg.seed}"
+        """Train until a limit is reached, or a signal comes."""
         with ExitStack() as stack:
-            directory = RunDirectory(cfg.run_dir, name)
-            stack.callback(directory.close)
-            directory.describe(self.algorithm.name, dataclasses.asdict(cfg), num_workers=self.num_workers)
+            directory = self._directory(stack)
+            self.saver = Saver(
+                Checkpoints(directory.path / "checkpoints", self.cfg.keep), self.cfg.save_every, self.cfg.save_seconds,
+                self._clock,
+            )  # fmt: skip
             stack.enter_context(one_thread())
+            signals = stack.enter_context(StopSignals())
             for watcher in self.watchers:
                 stack.enter_context(watcher)
                 watcher.begin(self, directory.path)
             engine = stack.enter_context(self._engine())
             workers = self._spawn(engine)
-            began = time.perf_counter()
-            self.report.start()
+            signals.install()
             stopped_by = "interrupt"
             try:
-                stopped_by = self._iterate(workers, directory, began)
+                stopped_by = self._iterate(workers, directory, signals)
             except KeyboardInterrupt:
-                _log.info("interrupted")
-            self._summarise(directory, stopped_by, time.perf_counter() - began)
+                stopped_by = signals.reason or stopped_by
+                _log.info("stopped in the middle of an iteration: %s", stopped_by)
+            self._summarise(directory, stopped_by)
             for watcher in self.watchers:
                 watcher.end(self.result)
         return self.result
+
+    def _directory(self, stack: ExitStack) -> RunDirectory:
+        """Return the folder of the run, with all that is known of it so far."""
+        cfg, name = self.cfg, f"{self.algorithm.name}-{plain_name(self.env.name)}-{self.cfg.seed}"
+        if self.start is not None:
+            iterations = self.start.checkpoint.about["iterations"]
+            directory = RunDirectory.again(cfg.run_dir, iterations)
+            stack.callback(directory.close)
+            self.result.metrics = read_metrics(directory.path)
+            self.result.returns = [value for row in self.result.metrics for value in row["returns"]]
+        else:
+            directory = RunDirectory.new(cfg.run_dir, name)
+            stack.callback(directory.close)
+        directory.describe(
+            self.algorithm.name,
+            {**dataclasses.asdict(cfg), "network": self.asked.network, "env": self.env.name},
+            num_workers=self.num_workers,
+            policy=self.rollouts.about_policy | {"network": self.asked.network},
+            spaces={name: space_to_json(one) for name, one in zip(("observation", "action"), self.spaces, strict=True)},
+            env={"name": self.env.name, "kwargs": self.env.kwargs, "vector": self.env.vector},
+            importable={"env": isinstance(self.asked.env, str), "network": isinstance(self.asked.network, str)},
+        )
+        self.events = stack.enter_context(Events(directory.path, self.start and self.start.checkpoint.about["steps"]))
+        return directory
 
     @contextmanager
     def planned(self, *, run: bool) -> Iterator[Any]:
@@ -141,26 +212,84 @@ class Training:
         weights = context.weights()
         # An actor that dies comes back with the weights of the others. What it plays then is what it would have played.
         rollouts = parallel_rollouts(workers, self.rollouts).on_failure(
-            "restart", errors=False, on_restart=weights.send_to
+            "restart", errors=False, deadline=self.cfg.item_deadline, on_restart=weights.send_to
         )
         plan = self.algorithm.plan(rollouts, self.cfg, context)
         weights.send(workers)
         return plan.for_each(self.report)
 
-    def _iterate(self, workers: Sequence[Actor], directory: RunDirectory, began: float) -> str:
+    def _iterate(self, workers: Sequence[Actor], directory: RunDirectory, signals: StopSignals) -> str:
         """Train, and return which limit was reached."""
-        with self.flow(workers).start() as run:
-            for row in run:
-                directory.add(row)
-                self.result.metrics.append(row)
-                self.result.returns += row["returns"]
-                for watcher in self.watchers:
-                    watcher.iteration(row)
-                if limit := self._limit(time.perf_counter() - began):
-                    return limit
-        return "end of the stream"
+        with self._started(self.flow(workers), directory) as run:
+            limit = self._limit() if self.start is not None else None
+            while limit is None and (row := next(run, None)) is not None:
+                row |= self.saver.seconds_spent()
+                better = self._evaluate(row)
+                self._tell(row, directory)
+                limit = signals.reason or self._limit()
+                if limit or better or self.saver.due(self.report.timesteps):
+                    self._save(run)
+        return limit or "end of the stream"
 
-    def _limit(self, seconds: float) -> str | None:
+    def _started(self, flow: Any, directory: RunDirectory) -> Any:
+        """Begin, or go on from a checkpoint."""
+        if self.start is None:
+            flow.explain("svg", path=str(directory.path / "plan.svg"))
+            self.report.start()
+            return flow.start()
+        checkpoint, state = self.start
+        self.learner.restore(state["learner"])
+        self._scored, self._best = state["scored"], state["best"]
+        self.saver.start(checkpoint, checkpoint.about["steps"])
+        self.start = Start(checkpoint, None)  # the state may be large
+        return flow.start(state=state["flow"])
+
+    def _tell(self, row: dict[str, Any], directory: RunDirectory) -> None:
+        directory.add(row)
+        self.events.add(row)
+        self.result.metrics.append(row)
+        self.result.returns += row["returns"]
+        for watcher in self.watchers:
+            watcher.iteration(row)
+
+    def _save(self, run: Any) -> None:
+        report = self.report
+        if self.cfg.eval_every is None:
+            score = report.mean_return if report.full else None
+        else:
+            score = self._scored[1] if self._scored and self._scored[0] == report.timesteps else None
+        about = {
+            "steps": report.timesteps,
+            "iterations": report.iterations,
+            "algorithm": self.algorithm.name,
+            "env": self.env.name,
+            "seed": self.cfg.seed,
+            "mean_return": report.mean_return,
+            "score": score,
+        }
+        self.events.flush()
+        checkpoint = self.saver.save(lambda: self._state(run), about)
+        for watcher in self.watchers if checkpoint else ():
+            watcher.saved(report.timesteps)
+
+    def _state(self, run: Any) -> Any:
+        flow = run.state()  # first: what is under way comes to its end
+        return {"learner": self.learner.state(), "flow": flow, "scored": self._scored, "best": self._best}
+
+    def _evaluate(self, row: dict[str, Any]) -> bool:
+        """Play some episodes for the record, if it is time, and return whether it went better than ever."""
+        cfg, steps = self.cfg, self.report.timesteps
+        if cfg.eval_every is None or steps // cfg.eval_every <= (self._scored or (0,))[0] // cfg.eval_every:
+            return False
+        seed = seed_of(cfg.seed, Purpose.EVALUATION)
+        found = evaluate(self.policy, self.env, cfg.eval_episodes, seed=seed, clip_actions=cfg.clip_actions)
+        row["eval/mean_reward"], row["eval/std_reward"] = found.mean_return, found.std_return
+        row["eval/mean_ep_length"] = found.mean_length
+        self._scored, before = (steps, found.mean_return), self._best
+        self._best = found.mean_return if before is None else max(before, found.mean_return)
+        return before is None or found.mean_return > before
+
+    def _limit(self) -> str | None:
         cfg, report = self.cfg, self.report
         most = cfg.num_iterations
         if cfg.stop_return is not None and report.full and report.mean_return >= cfg.stop_return:
@@ -169,12 +298,12 @@ class Training:
             return "total_timesteps"
         if most is not None and report.iterations >= most:
             return "iterations"
-        if cfg.stop_seconds is not None and seconds >= cfg.stop_seconds:
+        if cfg.stop_seconds is not None and report.elapsed >= cfg.stop_seconds:
             return "stop_seconds"
         return None
 
-    def _summarise(self, directory: RunDirectory, stopped_by: str, seconds: float) -> None:
-        report = self.report
+    def _summarise(self, directory: RunDirectory, stopped_by: str) -> None:
+        report, seconds, last = self.report, max(self.report.elapsed, 1e-9), self.saver.last
         self.result.summary = {
             "algorithm": self.algorithm.name,
             "env": self.env.name,
@@ -190,40 +319,13 @@ class Training:
             "mean_return": report.mean_return,
             "best_mean_return": report.best,
             "stopped_by": stopped_by,
+            "resumed_at": self.start and self.start.checkpoint.about["steps"],
             "weights_sha256": self.policy.sha256(),
+            "state_sha256": last and last.sha256,
+            "checkpoint": last and str(last.path),
             "run_dir": str(directory.path),
         }
         directory.write("summary.json", self.result.summary)
-
-
-def num_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute with one thread in this process: what is played here must be what workers would play."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with threadpool_limits(1):
-            yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def since_start() -> float:
-    """Return the seconds since this process began, imports included."""
-    try:
-        with open("/proc/self/stat", encoding="ascii") as stat:
-            ticks = int(stat.read().rpartition(")")[2].split()[19])
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, AttributeError):  # no Linux
-        return time.perf_counter() - _IMPORTED
-
-
-_IMPORTED = time.perf_counter()
 
 
 def plain_name(name: str) -> str:

@@ -154,8 +154,15 @@ def test_the_list_has_every_algorithm(capsys: pytest.CaptureFixture[str]) -> Non
     assert "reinforce" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("engine", ["inline", "process"])
-def test_ctrl_c_stops_with_a_summary(engine: str) -> None:
+@pytest.mark.parametrize(
+    ("engine", "number", "code", "reason"),
+    [
+        ("inline", signal.SIGINT, 130, "interrupt"),
+        ("process", signal.SIGINT, 130, "interrupt"),
+        ("process", signal.SIGTERM, 143, "terminated"),
+    ],
+)
+def test_a_signal_stops_a_run_with_a_checkpoint_and_a_summary(engine: str, number: int, code: int, reason: str) -> None:
     arguments = ["--engine", engine, "--iterations", "1000000", "--json", "--num-workers", "2"]
     with started("train", "reinforce", *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
         assert run.stdout is not None
@@ -163,13 +170,16 @@ def test_ctrl_c_stops_with_a_summary(engine: str) -> None:
         for line in run.stdout:
             seen += line
             if line.startswith("Iteration   10"):
-                run.send_signal(signal.SIGINT)
+                run.send_signal(number)
                 break
         rest, error = run.communicate(timeout=GENEROUS)
     assert "Iteration   10" in seen, error
-    assert run.returncode == 130, error
-    assert "Interrupted." in rest
-    assert json.loads(rest.splitlines()[-1])["stopped_by"] == "interrupt"
+    assert run.returncode == code, error
+    assert "Stopped. Go on with: raceway resume runs/reinforce-" in rest
+    summary = json.loads(rest.splitlines()[-1])
+    assert summary["stopped_by"] == reason
+    assert f"Saved at {summary['timesteps']:,} steps" in rest
+    assert Path(summary["checkpoint"]).name == f"{summary['timesteps']:012d}"
     assert "Traceback" not in error
 
 

@@ -21,6 +21,7 @@ LAYERS = [
     {"play"},
     {"ops"},
     {"algorithms", "runs", "torchrl"},
+    {"resuming"},
     {"training", "loading"},
     {"multi_agent"},
     {"comparing"},

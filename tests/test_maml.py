@@ -24,7 +24,8 @@ from raceway.policies.adapting import adapted, loss_with
 from raceway.policies.learner import tensors_of
 from raceway.rl import Batch, linear_baseline
 from raceway.runs.display import Watcher
-from raceway.training import Training, one_thread, train
+from raceway.runs.machine import one_thread
+from raceway.training import Training, train
 
 SMALL: dict[str, Any] = {"env": "point", "iterations": 2, "num_shards": 6, "num_envs": 12, "hidden": (16,)}
 

@@ -15,7 +15,7 @@ from raceway.engine.process import ProcessEngine
 from raceway.engine.ray import RayEngine
 
 # The stable API. A name is added here on purpose, and removed only after its deprecation (see CONTRIBUTING.md).
-PUBLIC_NAMES = ["RacewayError", "Runner", "__version__", "make_engine", "train"]
+PUBLIC_NAMES = ["RacewayError", "Runner", "__version__", "load", "make_engine", "resume", "train"]
 FLOW_NAMES = [
     "Counters",
     "Envelope",

@@ -239,7 +239,7 @@ def test_a_hundred_iterations_if_nothing_is_said() -> None:
 def test_a_run_leaves_a_folder_that_tells_of_it() -> None:
     result = raceway.train("reinforce", engine="inline", env="cartpole", seed=3, **SMALL)
     about = json.loads((result.path / "config.json").read_text())
-    assert about["schema"] == 1
+    assert about["schema"] == 2
     assert about["algorithm"] == "reinforce"
     assert about["config"]["seed"] == 3
     assert about["config"]["lr"] == 0.01

@@ -38,7 +38,7 @@ from raceway.ops import (
 )
 from raceway.policies import as_tensor, make_policy
 from raceway.rl import Batch
-from raceway.training import one_thread
+from raceway.runs.machine import one_thread
 
 NONE = np.empty(0)
 

@@ -83,14 +83,31 @@ class AlgorithmConfig:
     """Where the learner computes: cpu, cuda, or auto, which is cuda where there is one."""
     learner_threads: int = 1
     """Threads of the learner. Changes the last bits of the numbers."""
+    max_env_failures: int = 10
+    """Failures of environments that a shard bears with no episode ended in between: each is made again, its episode
+    dropped. One more ends the run; with 0, the first does."""
+    item_deadline: float = 600.0
+    """Seconds that a worker may take for what it collects at a time. One that takes longer hangs: it is killed, and
+    another takes its place."""
     run_dir: str | None = None
-    """Folder for config, metrics and plots (runs/<algorithm>-<env>-<seed>-<time>)."""
+    """Folder for config, metrics, checkpoints and plots (runs/<algorithm>-<env>-<seed>-<time>)."""
+    save_every: int | None = None
+    """Save a checkpoint after so many steps of environments."""
+    save_seconds: float = 120.0
+    """Save a checkpoint after so many seconds; 0 for never by the clock. The end of a run is always saved."""
+    keep: int = 3
+    """Checkpoints that are kept: the latest ones, and the best besides."""
+    eval_every: int | None = None
+    """Evaluate the policy after so many steps of environments. The checkpoint of the best evaluation is kept."""
+    eval_episodes: int = 10
+    """Episodes of one such evaluation."""
 
     def __post_init__(self) -> None:
         known("engine", self.engine, ("inline", "process", "ray"))
         if self.address is not None and self.engine != "ray":
             raise ConfigError(f"--address is of a Ray cluster, and the engine is {self.engine}. Use --engine ray.")
         whole("seed", self.seed, 0)
+        whole("max_env_failures", self.max_env_failures, 0)
         for name in _WHOLE:
             if getattr(self, name, None) is not None:
                 whole(name, getattr(self, name))
@@ -136,6 +153,7 @@ class AlgorithmConfig:
             activation=getattr(self, "activation", None),
             shared=getattr(self, "shared_layers", False),
             clip_actions=self.clip_actions,
+            max_env_failures=self.max_env_failures,
             **self.amount,
         )
 
@@ -199,9 +217,9 @@ class Context:
 _WHOLE = (
     "num_envs", "learner_threads", "iterations", "total_timesteps", "num_shards", "fragment_steps", "num_epochs",
     "num_minibatches", "batch_size", "buffer_size", "learning_starts", "target_every", "num_async", "max_lag",
-    "batch_steps", "num_fragments", "learner_queue", "n_step",
+    "batch_steps", "num_fragments", "learner_queue", "n_step", "save_every", "keep", "eval_every", "eval_episodes",
 )  # fmt: skip
-_POSITIVE = ("stop_seconds", "lr", "gamma", "max_grad_norm", "adam_epsilon")
+_POSITIVE = ("stop_seconds", "item_deadline", "lr", "gamma", "max_grad_norm", "adam_epsilon")
 
 
 class LearnerPlace:

@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from collections import deque
+from typing import TextIO
 
 from raceway.engine._reactor import Reactor
 
 _log = logging.getLogger("raceway.worker")
 _TAIL_LINES = 30
 _READS_A_TURN = 64
+_LOGGED = re.compile("\x1f(\\d+)\x1f")
+
+
+class LogLines(logging.StreamHandler[TextIO]):
+    """What a worker's log is written by, where its user has set up none: every line says its level to the driver."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.stderr)
+        self.setLevel(logging.WARNING)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the lines of a record."""
+        return "\n".join(f"\x1f{record.levelno}\x1f{line}" for line in super().format(record).split("\n"))
 
 
 class Output:
@@ -54,8 +69,10 @@ class Output:
         return "".join(["\nIts last output:", *(f"\n  {line}" for line in self._last)]) if self._last else ""
 
     def _forward(self, line: str) -> None:
+        logged = _LOGGED.match(line)
+        level, line = (int(logged[1]), line[logged.end() :]) if logged else (logging.INFO, line)
         self._last.append(line)
         if _log.hasHandlers():
-            _log.info("[%s] %s", self._name, line)
+            _log.log(level, "[%s] %s", self._name, line)
         else:  # logging is not set up: a print in a worker should still be seen, and stdout is the user's
             print(f"[{self._name}] {line}", file=sys.stderr)

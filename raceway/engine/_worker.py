@@ -7,6 +7,7 @@ same socket is read further, so that answers and new calls come in; other thread
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import signal
@@ -24,6 +25,7 @@ from raceway.engine._arena import Arena, ArenaView, Control
 from raceway.engine._calls import Home, describe_error, name_of, revive_error, run_call
 from raceway.engine._codec import Payload
 from raceway.engine._handles import AwayTable
+from raceway.engine._output import LogLines
 from raceway.engine._reactor import Spin
 from raceway.engine.base import Ref
 from raceway.errors import EngineClosed
@@ -250,6 +252,7 @@ def run(spec: dict[str, Any], fds: dict[str, int]) -> None:
         stream = open(fd, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+    logging.lastResort = LogLines()
     import faulthandler
 
     faulthandler.enable()

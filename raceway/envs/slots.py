@@ -6,6 +6,7 @@ last one, and a slot begins anew when it is told to, with a seed.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -19,6 +20,8 @@ from raceway.errors import EnvironmentFailed
 from raceway.rl.spaces import Tree, fill
 
 Array = np.ndarray
+
+_log = logging.getLogger(__name__)
 
 SOME_SLOT = -1
 """Where a vector environment failed that does not tell which of its environments it was."""
@@ -76,15 +79,16 @@ class SteppedSlots:
     """Ordinary environments, stepped one after the other.
 
     One that says `repeats_from_seed = False` has episodes that depend on what was played before; if it says after every
-    reset whether it `began_anew`, it can be brought back all the same. One that says `tells_scores = True` has `{"r": return, "l": steps}` as `episode` in the info of a game's last step.
+    reset whether it `began_anew`, it can be brought back all the same. One that says `tells_scores = True` has
+    `{"r": return, "l": steps}` as `episode` in the info of a game's last step.
     """
 
     def __init__(self, make: Callable[[], gym.Env], num: int) -> None:
-        self.num = num
+        self.num, self._make = num, make
         self.envs = [make() for _ in range(num)]
         self.observation_space, self.action_space = self.envs[0].observation_space, self.envs[0].action_space
         bare, limits = zip(*map(unwrapped, self.envs), strict=True)
-        self._bare, self._limit = bare, limits[0]
+        self._bare, self._limit = list(bare), limits[0]
         self.repeats = all(_says(env, "repeats_from_seed", True) for env in self.envs)
         self.recalls = self.repeats or all(env.has_wrapper_attr("began_anew") for env in self.envs)
         self.scores: list[Score] | None = [] if _says(self.envs[0], "tells_scores", False) else None
@@ -98,7 +102,7 @@ class SteppedSlots:
                 first, _ = self._bare[slot].reset(seed=seed)
                 fill(obs, slot, first)
                 self._steps[slot] = 0
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise failed(slot, "reset", error) from error
 
     def anew(self, slot: int) -> bool:
@@ -119,12 +123,29 @@ class SteppedSlots:
                     truncated[slot] = True
                 if self.scores is not None and "episode" in info:
                     self.scores.append(Score(slot, info["episode"]["r"], info["episode"]["l"]))
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise failed(slot, "step", error) from error
+
+    def rebuild(self, slot: int) -> None:
+        """Make the environment of a slot again; what was there is closed, if it can be. It is to be reset next."""
+        close(self.envs[slot])
+        try:
+            self.envs[slot] = self._make()
+        except (Exception, SystemExit) as error:
+            raise failed(slot, "making", error) from error
+        self._bare[slot] = unwrapped(self.envs[slot])[0]
 
     def close(self) -> None:
         for env in self.envs:
-            env.close()
+            close(env)
+
+
+def close(env: Any) -> None:
+    """Close an environment. There is nothing more that it could spoil, so what it raises is only told."""
+    try:
+        env.close()
+    except (Exception, SystemExit) as error:
+        _log.warning("%s", failed(0, "close", error), exc_info=error)
 
 
 def _says(env: gym.Env, name: str, otherwise: bool) -> bool:
@@ -143,9 +164,13 @@ def unwrapped(env: gym.Env) -> tuple[gym.Env, float]:
     return env, limit
 
 
-def failed(slot: int, verb: str, error: Exception) -> EnvironmentFailed:
+def failed(slot: int, verb: str, error: BaseException) -> EnvironmentFailed:
     """Return the error of an environment that raised, or gave what does not fit."""
-    return EnvironmentFailed(f"{verb} of the environment raised {type(error).__name__}: {error}", slot)
+    try:
+        text = str(error)
+    except Exception as failure:
+        text = f"(its text cannot be had: {type(failure).__name__})"
+    return EnvironmentFailed(f"{verb} of the environment raised {type(error).__name__}: {text}", slot)
 
 
 def converter(space: spaces.Space) -> Callable[[Array], Any]:

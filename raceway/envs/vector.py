@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from raceway.envs.slots import SOME_SLOT, Array, Score, failed
+from raceway.envs.slots import SOME_SLOT, Array, Score, close, failed
 from raceway.rl.spaces import Tree, fill, row_of
 
 _ALL = slice(None)
@@ -42,7 +42,7 @@ class VectorSlots:
             told[slot] = seed
         try:
             self._reset(list(slots), told, obs)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise failed(SOME_SLOT, "reset", error) from error
         self._over[list(slots)] = False
 
@@ -84,7 +84,7 @@ class VectorSlots:
                 for slot in np.flatnonzero(self._over).tolist():
                     self._first[slot] = _copied(row_of(seen, slot))
                     fill(obs, slot, info["final_obs"][slot])
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise failed(SOME_SLOT, "step", error) from error
         if self.mode is not AutoresetMode.NEXT_STEP:
             return None
@@ -92,7 +92,7 @@ class VectorSlots:
         return real
 
     def close(self) -> None:
-        self.env.close()
+        close(self.env)
 
 
 class CartPoleSlots:
@@ -128,7 +128,7 @@ class CartPoleSlots:
         env.prev_done[:] = False  # or its next step would reset them
 
     def close(self) -> None:
-        self.env.close()
+        close(self.env)
 
 
 class _Anything:
@@ -153,9 +153,12 @@ class EnvPoolSlots:
         return False
 
     def reset(self, slots: Sequence[int], seeds: Sequence[int], obs: Tree) -> None:
-        first, _ = self.env.reset(np.asarray(slots, np.int32))
-        for place, slot in enumerate(slots):
-            fill(obs, slot, row_of(first, place))
+        try:
+            first, _ = self.env.reset(np.asarray(slots, np.int32))
+            for place, slot in enumerate(slots):
+                fill(obs, slot, row_of(first, place))
+        except (Exception, SystemExit) as error:
+            raise failed(SOME_SLOT, "reset", error) from error
 
     def step(self, actions: Array, active: Sequence[int], obs: Tree, reward: Array, ended: Array) -> None:
         self._step(actions, active, obs, reward, ended)
@@ -163,14 +166,17 @@ class EnvPoolSlots:
     def _step(self, actions: Array, active: Sequence[int], obs: Tree, reward: Array, ended: Array) -> dict[str, Any]:
         """Step, and return what else is told."""
         chosen = np.asarray(active, np.int32)
-        seen, rewards, terminated, truncated, info = self.env.step(actions[chosen].astype(self._kind), chosen)
-        order = info["env_id"]
-        fill_rows(obs, order, seen)
-        reward[order], ended[0, order], ended[1, order] = rewards, terminated, truncated
+        try:
+            seen, rewards, terminated, truncated, info = self.env.step(actions[chosen].astype(self._kind), chosen)
+            order = info["env_id"]
+            fill_rows(obs, order, seen)
+            reward[order], ended[0, order], ended[1, order] = rewards, terminated, truncated
+        except (Exception, SystemExit) as error:
+            raise failed(SOME_SLOT, "step", error) from error
         return info
 
     def close(self) -> None:
-        self.env.close()
+        close(self.env)
 
 
 class EnvPoolAtariSlots(EnvPoolSlots):

@@ -57,7 +57,7 @@ class Gather(Stage):
         self.pulls = Pulls(self.lanes, run.news, lambda *told: run.happened(*told), isinstance(self, GatherSync))
         self.busy = self.pulls
         self.ready: deque[tuple[int, Item]] = deque()  # what has come, with the number of its lane
-        self.opened = False
+        self.opened = self.begun = False  # the shards, and asking them
 
     def open(self) -> None:
         """Start the shards, the first time."""
@@ -82,7 +82,8 @@ class Gather(Stage):
                 self.run.arrived(lane, envelope)
 
     def state(self) -> Any:
-        futures = [lane.ask("state") if self.opened and lane.reachable else None for lane in self.lanes]
+        self.open()  # what was put into an actor before anything was asked of it is part of its state
+        futures = [lane.ask("state") if lane.reachable else None for lane in self.lanes]
         found = [future and future.result() for future in futures]
         return {
             "shards": [state or lane.state for state, lane in zip(found, self.lanes, strict=True)],
@@ -96,6 +97,7 @@ class Gather(Stage):
         self.ready = state["ready"]
         for lane, shard, saved in zip(self.lanes, state["shards"], state["lanes"], strict=True):
             lane.state, (lane.ended, lane.dropped, lane.marks) = shard, saved
+        self.open()
 
     def close(self) -> None:
         for lane in self.lanes if self.opened and not self.pulls.closed else ():
@@ -106,8 +108,6 @@ class Gather(Stage):
 
 class GatherSync(Gather):
     """Rounds of one item of every shard, in shard order. A round begins when it is asked for: that is the barrier."""
-
-    begun = False  # whether the round has
 
     def poll(self) -> Item | Word:
         if not self.begun:
@@ -134,8 +134,9 @@ class GatherAsync(Gather):
     """Items as they come, at most so many asked of a shard: the next when the driver is back, having dealt with one."""
 
     def poll(self) -> Item | Word:
-        if not self.opened:
+        if not self.begun:
             self.open()
+            self.begun = True
             there = [index for index, _ in self.ready]
             wanted = [(one, self.num_async - there.count(one.index)) for one in self.lanes]
             self.given += [(self.pulls, lane) for lane, count in wanted for _ in range(count)]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from raceway.flow import given
-from raceway.play.fragments import RunningReturns, judged, rows_of_steps
+from raceway.play.fragments import OF_EPISODES, RunningReturns, judged, rows_of_steps
 from raceway.rl import (
     Batch,
     concat,
@@ -94,9 +94,11 @@ class ConcatFragments:
     """Makes one fragment of several: environments beside one another, [T, B]."""
 
     def __call__(self, batches: Sequence[Batch]) -> Batch:
-        """Return it, without what only single fragments have."""
+        """Return it, without what only single fragments have. Where one says which steps count, in others all do."""
+        if any("valid" in batch for batch in batches):
+            batches = [{"valid": np.ones(batch["ended"].shape, bool), **batch} for batch in batches]
         found: Batch = {}
-        for name in (*_OF_STEPS, "valid", "last_obs", "episode_return", "episode_length"):
+        for name in (*_OF_STEPS, "valid", "last_obs", *OF_EPISODES):
             if name in batches[0]:
                 axis = 1 if name in (*_OF_STEPS, "valid") else 0
                 columns = [batch[name] for batch in batches]

@@ -63,15 +63,24 @@ class InnerAdapt(Stateful):
         if len(self.held) > self.num_steps:
             self.held, self._sent = [], []
             return [tasks]
+        self._send(tasks)
+        return []
+
+    def _send(self, tasks: Sequence[Task]) -> None:
         self._sent = [self._adapted(task) for task in tasks]
         shared = self.weights.workers[0].engine.put(self._sent)
         for worker in self.weights.workers:
             send_msg(worker, "set_shard_weights", shared)
-        return []
 
     def _adapted(self, task: Task) -> Weights:
         found = self.adapt(map(tensors_of, task), True)
         return self.weights.learner.policy.weights() | {name: one.detach().numpy() for name, one in found.items()}
+
+    def restore(self, state: Any) -> None:
+        """Go on from there, also in the middle of a task."""
+        super().restore(state)
+        if self.held:
+            self._send(list(zip(*self.held, strict=True)))
 
     def send_to(self, worker: Actor) -> Future[Any]:
         """Send what was sent to one worker, which was restarted."""

@@ -70,8 +70,11 @@ class ReplayShard:
     def __init__(self, settings: ReplaySettings, number: int = 0) -> None:
         self.settings = settings
         self.buffer = settings.make(number)
-        # Numbers of rows that were drawn before the actor was restarted must not be taken for those of others.
-        self._from = random.SystemRandom().getrandbits(20) << 40
+        self._from = 0  # the number of the first row
+
+    def begin_again(self) -> None:
+        """Give rows other numbers than before a restart: what was drawn then must not be taken for what is here."""
+        self._from = (random.SystemRandom().getrandbits(20) + 1) << 40
 
     def insert(self, batch: Batch) -> ReplayCounts:
         """Put rows in."""
@@ -125,7 +128,8 @@ def parallel_replay(
 
     A shard whose actor dies is restarted, empty (or as `policy` says); meanwhile samples come from the others.
     """
-    many = create(shards, "sample").on_failure(policy, errors=False)
+    anew = lambda shard: send_msg(shard, "begin_again")  # noqa: E731
+    many = create(shards, "sample").on_failure(policy, errors=False, on_restart=anew)
     stream: Iter[Any] = many.gather_sync().flatten() if in_step else many.gather_async(num_async)
     return stream.filter(has_rows)
 

@@ -6,16 +6,18 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from raceway.rl import Batch, episode_sums, num_steps
+from raceway.state import Stateful, record
 
 _NONE = np.empty(0)
 WINDOW = 100  # episodes that a mean return is of
 
 
+@record
 @dataclass
 class TrainStats:
     """What came of one step of training."""
@@ -28,6 +30,8 @@ class TrainStats:
     metrics: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     """How long each phase took."""
+    env_failures: int = 0
+    """Failures of environments that were borne."""
     priorities: tuple[np.ndarray, np.ndarray] | None = None
     """Of a batch from prioritised replay: the `index` of its rows, and their new priorities."""
     news: Any = None
@@ -49,6 +53,7 @@ class TrainStats:
             lengths=lengths,
             metrics={f"train/{name}": value for name, value in figures.items()},
             seconds=seconds,
+            env_failures=len(batch.get("episode_lost", ())),
             priorities=(batch["index"], abs(errors)) if drawn and errors is not None else None,
         )
 
@@ -73,6 +78,7 @@ class TrainStats:
             lengths=np.concatenate([one.lengths for one in many]),
             metrics={name: float(np.mean(values)) for name, values in metrics.items()},
             seconds=dict(seconds),
+            env_failures=sum(one.env_failures for one in many),
         )
 
 
@@ -98,20 +104,26 @@ class MergeStats:
         return [TrainStats.merged(self.held)] if self.held else []
 
 
-class ReportMetrics:
+class ReportMetrics(Stateful):
     """Adds up what training steps say, under the names that people's plots already read (Stable-Baselines3's)."""
 
+    kept: ClassVar[tuple[str, ...]] = (
+        "iterations", "timesteps", "episodes", "env_failures", "returns", "lengths", "best",
+    )  # fmt: skip
+
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.iterations = self.timesteps = self.episodes = 0
+        self.iterations = self.timesteps = self.episodes = self.env_failures = 0
         self.returns: deque[float] = deque(maxlen=WINDOW)
         self.lengths: deque[int] = deque(maxlen=WINDOW)
         self.best: float | None = None
+        self.elapsed = 0.0  # seconds
         self._clock = clock
         self.start()
 
     def start(self) -> None:
-        """Count the time from now on."""
-        self._begin = self._last = self._clock()
+        """Count the time from now on, after what was counted before."""
+        self._last = self._clock()
+        self._begin = self._last - self.elapsed
 
     def __call__(self, stats: TrainStats) -> dict[str, Any]:
         """Return one line of metrics."""
@@ -120,13 +132,14 @@ class ReportMetrics:
         self.iterations += 1
         self.timesteps += stats.num_steps
         self.episodes += len(stats.returns)
+        self.env_failures += stats.env_failures
         self.returns.extend(stats.returns.tolist())
         self.lengths.extend(stats.lengths.tolist())
         mean = self.mean_return
         if mean is not None and self.full:
             self.best = mean if self.best is None else max(self.best, mean)
         seconds = {"rollouts": max(spent - sum(stats.seconds.values()), 0.0), **stats.seconds}
-        elapsed = now - self._begin
+        elapsed = self.elapsed = now - self._begin
         return {
             "time/iterations": self.iterations,
             "time/total_timesteps": self.timesteps,
@@ -136,10 +149,21 @@ class ReportMetrics:
             "rollout/ep_rew_mean": mean,
             "rollout/ep_len_mean": float(np.mean(self.lengths)) if self.lengths else None,
             "rollout/iteration_rew_mean": float(np.mean(stats.returns)) if len(stats.returns) else None,
+            **({"rollout/env_failures": self.env_failures} if self.env_failures else {}),
             **stats.metrics,
             **{f"time/{phase}_seconds": value for phase, value in seconds.items()},
             "returns": [round(value, 6) for value in stats.returns.tolist()],
         }
+
+    def state(self) -> Any:
+        """Return what is needed to go on from here."""
+        return {**super().state(), "wall": self.elapsed}
+
+    def restore(self, state: Any) -> None:
+        """Go on from there."""
+        super().restore(state)
+        self.elapsed = state["wall"]
+        self.start()
 
     @property
     def full(self) -> bool:

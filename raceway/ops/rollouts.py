@@ -6,14 +6,16 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from raceway.engine.base import Actor
-from raceway.envs import EnvSettings, Purpose, give_tasks, make_slots, seed_of
-from raceway.errors import EnvironmentFailed
+from raceway.envs import EnvSettings, Purpose, Slots, give_tasks, make_slots, seed_of
 from raceway.flow import ParIter, Shard, create, given
 from raceway.play.collect import Collector
+from raceway.play.faults import Recovery
 from raceway.policies import Policy, Weights, make_policy
+from raceway.policies.learner import copies
 from raceway.rl import Batch
 
 _log = logging.getLogger(__name__)
@@ -48,6 +50,8 @@ class RolloutSettings:
     """Of environments of tasks: how many items a shard plays in one before it is given the next."""
     repeats: bool = True
     """Whether an episode depends on its seed alone; of `Slots`."""
+    max_env_failures: int = 10
+    """Failures of a shard's environments that are borne with no episode ended in between; see `Recovery`."""
 
     def make_policy(self, observation_space: Any, action_space: Any, seed: int = 0) -> Policy:
         """Make the policy that plays."""
@@ -56,6 +60,12 @@ class RolloutSettings:
             kind=self.kind, normalise=self.normalise, activation=self.activation, shared=self.shared,
             num_slots=self.slots_per_shard,
         )  # fmt: skip
+
+    @property
+    def about_policy(self) -> dict[str, Any]:
+        """How the policy is made, and what becomes of its actions, as data."""
+        names = ("kind", "network", "hidden", "normalise", "activation", "shared", "clip_actions")
+        return {name: getattr(self, name) for name in names} | {"num_slots": self.slots_per_shard}
 
     @property
     def leaves_nothing(self) -> bool:
@@ -91,8 +101,10 @@ class RolloutWorker:
         if self._of_shards:
             self.policy.load(self._of_shards[shard.number])
         if settings.items_per_task is not None:
-            which = {"number": number // settings.items_per_task, "shard": shard.number, "num_shards": shard.total}
-            give_tasks(collector.slots, seed=settings.seed, **which)
+            task, of = number // settings.items_per_task, {"shard": shard.number, "num_shards": shard.total}
+            give: Any = partial(give_tasks, seed=settings.seed, number=task, **of)  # type: ignore[arg-type]
+            give(collector.slots)
+            collector.recovery.prepare = give
         if settings.fragment_steps is not None:
             return collector.fragment(settings.fragment_steps, number)
         return collector.episodes(episodes_of_shard(settings, shard.number), number)
@@ -106,11 +118,8 @@ class RolloutWorker:
 
     def _open(self, shard: int) -> Collector:
         settings = self.settings
-        seed = seed_of(settings.seed, Purpose.ENVIRONMENT, shard)
-        try:
-            slots = make_slots(settings.env, settings.slots_per_shard, seed)
-        except EnvironmentFailed as error:
-            raise EnvironmentFailed(error.problem, error.slot, f"worker {self.name}, shard {shard}") from error
+        recovery = Recovery(settings.max_env_failures, partial(self._make_slots, shard))
+        slots = recovery.make(lambda _: (f"worker {self.name}, shard {shard}", 0))
         if self._policy is None:
             spaces = slots.observation_space, slots.action_space
             self._policy = settings.make_policy(*spaces)
@@ -119,12 +128,17 @@ class RolloutWorker:
         clips = settings.clip_actions
         collector = Collector(
             slots, self._policy, seed=settings.seed, shard=shard, worker=self.name, clip_actions=clips,
-            keep_given=settings.kind == "actor-critic",
+            keep_given=settings.kind == "actor-critic", recovery=recovery,
         )  # fmt: skip
         saved = self._saved.pop(shard, None)
         if saved is not None and not collector.resume(saved):
             _log.warning("shard %d: environments could not be brought back to where they were; going on", shard)
         return collector
+
+    def _make_slots(self, shard: int, times_before: int) -> Slots:
+        again = [times_before] if times_before else []
+        seed = seed_of(self.settings.seed, Purpose.ENVIRONMENT, shard, *again)
+        return make_slots(self.settings.env, self.settings.slots_per_shard, seed)
 
     def state(self, *, shard: Shard = given) -> Any:
         """Return where the environments of a shard are, if its next item depends on that."""
@@ -137,9 +151,9 @@ class RolloutWorker:
         """Have the environments of a shard be there when it is next played."""
         self._saved[shard.number] = state
 
-    def weights(self) -> Weights:
+    def weights(self) -> Weights | None:
         """Return what it plays with."""
-        return {name: array.copy() for name, array in self.policy.weights().items()}
+        return self._weights if self._policy is None else copies(self._policy.weights())
 
     @property
     def policy(self) -> Policy:

@@ -14,6 +14,7 @@ from raceway.ops.report import TrainStats
 from raceway.policies import Weights
 from raceway.policies.learner import Learner, Loss, Schedule, gradients_of
 from raceway.rl import Batch, num_steps
+from raceway.state import record
 
 
 class TrainOneStep:
@@ -30,7 +31,16 @@ class TrainOneStep:
         stats.news = self.learner.news()
         return stats
 
+    def state(self) -> Any:
+        """Return the learner's, if it is elsewhere; here it is saved by itself."""
+        return self.learner.state() if self.learner.away else None
 
+    def restore(self, state: Any) -> None:
+        """Go on from there."""
+        self.learner.restore(state)
+
+
+@record
 @dataclass
 class Gradients:
     """What a batch says of the weights, and what is known of the batch."""

@@ -11,10 +11,13 @@ from torch import Tensor
 
 from raceway.policies import Gaussian, Policy, as_tensor
 from raceway.rl import Batch, tree_map
+from raceway.state import record
 
 Array = np.ndarray
 
 _MOST = 10.0  # how far from 0 a scaled reward can be
+OF_EPISODES = ("episode_return", "episode_length", "episode_lost")
+"""Columns of a fragment that are not of its steps."""
 
 
 class Judged(NamedTuple):
@@ -50,7 +53,9 @@ def judged(
     kept = {name: column for name, column in batch.items() if name != "given"}
     made = {**kept, "reward": batch["reward"].copy(), "log_prob": log_prob, "ended": batch["terminated"] | cut}
     if returns is not None:
-        made["running_return"] = returns.after(batch["reward"], made["ended"], gamma)
+        # A step that does not count is followed by the first of an episode, also where none was seen to end before.
+        anew = made["ended"] | ~batch["valid"] if "valid" in batch else made["ended"]
+        made["running_return"] = returns.after(batch["reward"], anew, gamma)
         scale = float(policy.rewards.deviation)  # type: ignore[union-attr]
         made["reward"] = np.clip(made["reward"] / scale, -_MOST, _MOST)
     if beyond is not None:
@@ -73,6 +78,7 @@ def _evaluated(policy: Policy, batch: Batch, with_values: bool) -> tuple[Tensor,
     return params, policy.values(obs) if with_values else torch.empty(0)
 
 
+@record
 class RunningReturns(dict[str, Any]):
     """The discounted return of every slot so far, from fragment to fragment. A dict, so that it is kept as data."""
 
@@ -94,5 +100,5 @@ def rows_of_steps(batch: Batch, names: Sequence[str]) -> Batch:
     def rows(column: Array) -> Array:
         return column.reshape(-1, *column.shape[2:])[keep]
 
-    of_episodes = {name: batch[name] for name in ("episode_return", "episode_length")}
+    of_episodes = {name: batch[name] for name in OF_EPISODES if name in batch}
     return {name: tree_map(rows, batch[name]) for name in names if name in batch} | of_episodes

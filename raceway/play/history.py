@@ -38,19 +38,22 @@ class History:
         """Note what was done, and whether it was, [T, B]. The arrays are kept."""
         self._parts.append((self.now, actions, counted))
         self.now += len(actions)
-        oldest = min((resets[0][0] for resets in self._resets if resets), default=self.now)
-        while self._parts and self._parts[0][0] + len(self._parts[0][1]) <= oldest:
+        while self._parts and self._parts[0][0] + len(self._parts[0][1]) <= self._oldest:
             self._parts.pop(0)
+
+    @property
+    def _oldest(self) -> int:
+        """The first step that is still needed."""
+        return min((resets[0][0] for resets in self._resets if resets), default=self.now)
 
     def state(self) -> Any:
         """Return it as data."""
-        first = self._parts[0][0] if self._parts else self.now
-        joined = {
-            name: np.concatenate([part[place] for part in self._parts])
-            for place, name in ((1, "actions"), (2, "counted"))
-            if self._parts
-        }
-        return {"now": self.now, "first": first, "resets": self._resets, **joined}
+        about = {"now": self.now, "first": self._oldest, "resets": self._resets}
+        if not self._parts:
+            return about
+        needed = slice(self._oldest - self._parts[0][0], None)
+        columns = {"actions": 1, "counted": 2}
+        return about | {name: np.concatenate([one[at] for one in self._parts])[needed] for name, at in columns.items()}
 
     def restore(self, state: Any) -> None:
         """Hold that again."""

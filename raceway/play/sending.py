@@ -46,6 +46,17 @@ class WeightSender:
         """Send them to one worker, which was restarted."""
         return send_msg(worker, "set_weights", self.learner.published[1], **self._about)
 
+    def state(self) -> Any:
+        """Return what is needed to go on from here: also what the workers play with, if all have the same."""
+        same = self.to == "all" and not self._more and self.workers[0].alive
+        return {"age": self._age, "sent": send_msg(self.workers[0], "weights").result() if same else None}
+
+    def restore(self, state: Any) -> None:
+        """Go on from there: workers, which may be others, are sent what they had."""
+        self._age = state["age"]
+        for worker in self.workers if state["sent"] is not None else ():
+            send_msg(worker, "set_weights", state["sent"])
+
     @property
     def _about(self) -> dict[str, Any]:
         return self._more or {"version": self.learner.published[0]}  # of several policies there is no one version

@@ -141,6 +141,25 @@ class Learner:
             self.policy.load(weights)
             self.optimiser.steps = version
 
+    def state(self) -> Any:
+        """Return what is needed to go on from here, which stays as it is when training goes on."""
+        return {
+            "policy": copies(self.policy.weights()),
+            "target": None if self._target is None else copies(self._target.weights()),
+            "optimiser": self.optimiser.state(),
+            "steps": self.steps,
+            "random": self._random.get_state().numpy().copy(),
+        }
+
+    def restore(self, state: Any) -> None:
+        """Go on from there."""
+        self.policy.load(state["policy"])
+        if state["target"] is not None:
+            self.target.load(state["target"])
+        self.optimiser.restore(state["optimiser"])
+        self.steps, self._latest = state["steps"], None
+        self._random.set_state(torch.from_numpy(np.array(state["random"])))
+
     def _share(self, loss: Loss, part: Batch, num_episodes: int) -> Tensor:
         value = loss(self.policy, tensors_of(part, self.device))
         assert isinstance(value, Tensor)

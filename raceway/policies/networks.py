@@ -40,7 +40,7 @@ class Normaliser(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.device.type != "cpu" or x.requires_grad:
+        if x.device.type != "cpu" or x.requires_grad or torch.compiler.is_compiling():
             return ((x - self.mean) / self.deviation).clamp(-self.limit, self.limit)
         # In numpy, where four operations on a small minibatch take a quarter of the time.
         found = x.numpy() - self.mean.numpy()

@@ -10,8 +10,10 @@ from raceway.engine.base import Actor, Future
 from raceway.errors import ActorError, ConfigError, FlowError
 from raceway.flow import send_msg
 from raceway.rl import Batch
+from raceway.state import record
 
 
+@record
 class ReplayCounts(NamedTuple):
     """How many rows there were, and what became of them: inserted = alive + evicted + lost."""
 

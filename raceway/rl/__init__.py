@@ -6,7 +6,12 @@ from raceway.rl.batch import Batch, concat, num_rows, num_steps, parts_of, rows_
 from raceway.rl.returns import discounted_returns, episode_sums, standardise_episodes
 from raceway.rl.schedules import Linear
 from raceway.rl.spaces import empty, fill, obs_space_of, row_of
-from raceway.rl.statistics import bootstrap_interval, interquartile_mean
+from raceway.rl.statistics import (
+    bootstrap_interval,
+    improvement_interval,
+    interquartile_mean,
+    probability_of_improvement,
+)
 from raceway.rl.transitions import n_step_transitions, next_obs_of, sequences
 
 __all__ = [
@@ -21,6 +26,7 @@ __all__ = [
     "episode_sums",
     "fill",
     "generalised_advantages",
+    "improvement_interval",
     "interquartile_mean",
     "linear_baseline",
     "n_step_transitions",
@@ -29,6 +35,7 @@ __all__ = [
     "num_steps",
     "obs_space_of",
     "parts_of",
+    "probability_of_improvement",
     "row_of",
     "rows_of",
     "sequences",

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -58,6 +59,18 @@ class Adam:
             one.second.mul_(other).addcmul_(one.gradient, one.gradient, value=1 - other)
             below = one.second.sqrt().div_(math.sqrt(1 - other**self.steps)).add_(self.epsilon)
             one.values.addcdiv_(one.first, below, value=-self.lr / (1 - beta**self.steps))
+
+    def state(self) -> Any:
+        """Return what is needed to go on from here."""
+        moments = [(one.first.cpu().numpy().copy(), one.second.cpu().numpy().copy()) for one in self.vectors]
+        return {"steps": self.steps, "moments": moments}
+
+    def restore(self, state: Any) -> None:
+        """Go on from there."""
+        self.steps = state["steps"]
+        for one, (first, second) in zip(self.vectors, state["moments"], strict=True):
+            one.first.copy_(torch.from_numpy(np.array(first)))
+            one.second.copy_(torch.from_numpy(np.array(second)))
 
 
 class _Vector:

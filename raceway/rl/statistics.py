@@ -37,3 +37,39 @@ def bootstrap_interval(
     found = [statistic(sample) for sample in drawn]
     low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
+
+
+def probability_of_improvement(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> float:
+    """Return P(X > Y): in how many of all pairs the first is higher, where a tie counts as half.
+
+    >>> probability_of_improvement([3, 5], [1, 3, 4])  # 1.5 and 3 of three pairs each
+    0.75
+    """
+    first, second = np.asarray(x, float)[:, None], np.asarray(y, float)
+    return float(_wins(first, second).mean())
+
+
+def improvement_interval(
+    x: Sequence[float] | np.ndarray,
+    y: Sequence[float] | np.ndarray,
+    *,
+    level: float = 0.95,
+    num_samples: int = 2000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Return the percentile interval of P(X > Y), where both are drawn again with replacement.
+
+    >>> improvement_interval([2, 3], [0, 1])
+    (1.0, 1.0)
+    """
+    first, second = np.asarray(x, float), np.asarray(y, float)
+    random, wins = np.random.default_rng(seed), _wins(first[:, None], second)
+    rows = random.integers(len(first), size=(num_samples, len(first)))
+    columns = random.integers(len(second), size=(num_samples, len(second)))
+    found = [wins[np.ix_(row, column)].mean() for row, column in zip(rows, columns, strict=True)]
+    low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def _wins(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    return (first > second) + 0.5 * (first == second)

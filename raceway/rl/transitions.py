@@ -27,8 +27,7 @@ def n_step_transitions(batch: Batch, gamma: float, n: int = 1, held: Batch | Non
         back for the next fragment.
     """
     rows = _steps(batch) | {"given": np.zeros_like(batch["truncated"]), "next_obs": next_obs_of(batch)}
-    if held is not None:
-        rows = tree_map(lambda *parts: np.concatenate(parts), held, rows)
+    rows = _behind(held, rows)
     total, num_slots = rows["reward"].shape
     terminated, ended = rows["terminated"], rows["terminated"] | rows["truncated"]
     sums = np.zeros_like(rows["reward"])
@@ -64,6 +63,21 @@ def _steps(batch: Batch) -> Batch:
     return rows
 
 
+def _behind(held: Batch | None, rows: Batch) -> Batch:
+    """Put steps behind those that were held back.
+
+    An environment may have failed in the first of them, which then does not count: its episode was dropped, so the
+    last that was held back was cut short.
+    """
+    if held is None or not len(held["valid"]):
+        return rows
+    last = len(held["valid"]) - 1
+    joined: Batch = tree_map(lambda *parts: np.concatenate(parts), held, rows)
+    valid, terminated, truncated = joined["valid"], joined["terminated"], joined["truncated"]
+    truncated[last] |= valid[last] & ~terminated[last] & ~valid[last + 1]
+    return joined
+
+
 def next_obs_of(batch: Batch) -> Any:
     """Return what was seen after each step of a fragment: of its own episode, also where that was cut short."""
     cut = np.nonzero(batch["truncated"] & batch.get("valid", True))
@@ -93,8 +107,7 @@ def sequences(batch: Batch, length: int, overlap: int = 0, held: Batch | None = 
     """
     rows = _steps(batch)
     whole = held is None and overlap == 0 and len(batch["reward"]) == length
-    if held is not None:
-        rows = tree_map(lambda *parts: np.concatenate(parts), held, rows)
+    rows = _behind(held, rows)
     total, stride = len(rows["reward"]), length - overlap
     starts = range(0, total - length + 1, stride)
     if not starts:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import logging
 import os
 import platform
 import subprocess
@@ -11,26 +13,50 @@ import time
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from raceway.errors import ConfigError
 
-SCHEMA = 1
+SCHEMA = 2
+
+_log = logging.getLogger(__name__)
+_MOMENT = 0.05  # seconds
 
 
 class RunDirectory:
-    """The folder of a run. `metrics.jsonl` gets one line an iteration."""
+    """The folder of a run, which one process at a time may write to. `metrics.jsonl` gets one line an iteration."""
 
-    def __init__(self, path: str | Path | None, name: str) -> None:
-        self.path = Path(path) if path is not None else _fresh(Path("runs"), name)
-        if (self.path / "config.json").exists():
-            raise ConfigError(f"there is a run in {self.path} already. Choose another --run-dir, or remove that one.")
+    def __init__(self, path: Path, mode: str) -> None:
+        self.path, self.metrics_path = path, path / "metrics.jsonl"
+        self._lock = _locked(path)
+        self._metrics = self.metrics_path.open(mode, encoding="utf-8")
+        self._failing = False
+
+    @classmethod
+    def new(cls, path: str | Path | None, name: str) -> RunDirectory:
+        """Make the folder of a new run."""
+        made = Path(path) if path is not None else _fresh(Path("runs"), name)
+        if (made / "config.json").exists():
+            raise ConfigError(
+                f"there is a run in {made} already. Choose another --run-dir, or go on with it: raceway resume {made}"
+            )
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self.metrics_path = self.path / "metrics.jsonl"
-            self._metrics = self.metrics_path.open("w", encoding="utf-8")
+            made.mkdir(parents=True, exist_ok=True)
+            return cls(made, "w")
         except OSError as error:
-            raise ConfigError(f"no run can be kept in {self.path}: {error}. Choose another --run-dir.") from error
+            raise ConfigError(f"no run can be kept in {made}: {error}. Choose another --run-dir.") from error
+
+    @classmethod
+    def again(cls, path: str | Path, iterations: int) -> RunDirectory:
+        """Open the folder of a run that goes on after so many iterations. What was told of later ones is removed."""
+        made = cls(Path(path), "a")
+        rows = [row for row in read_metrics(path) if row["time/iterations"] <= iterations]
+        made._metrics.close()
+        aside = made.metrics_path.with_suffix(".new")
+        aside.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        os.replace(aside, made.metrics_path)
+        made._metrics = made.metrics_path.open("a", encoding="utf-8")
+        return made
 
     def describe(self, algorithm: str, config: Mapping[str, Any], **more: Any) -> None:
         """Write down what is run."""
@@ -50,24 +76,89 @@ class RunDirectory:
         """Write a JSON file, aside first, so that it is there whole or not at all."""
         path = self.path / name
         aside = path.with_suffix(".new")
-        aside.write_text(json.dumps(value, indent=2, default=_shown) + "\n", encoding="utf-8")
-        os.replace(aside, path)
+        try:
+            aside.write_text(json.dumps(value, indent=2, default=_shown) + "\n", encoding="utf-8")
+            os.replace(aside, path)
+        except OSError as error:
+            self._tell(error)
         return path
 
     def add(self, metrics: Mapping[str, Any]) -> None:
-        """Add a line of metrics."""
-        self._metrics.write(json.dumps(metrics, default=_shown) + "\n")
-        self._metrics.flush()
+        """Add a line of metrics. If the disk is full, it is said once, and training goes on."""
+        try:
+            self._metrics.write(json.dumps(metrics, default=_shown) + "\n")
+            self._metrics.flush()
+            self._failing = False
+        except OSError as error:
+            self._tell(error)
+
+    def _tell(self, error: OSError) -> None:
+        if not self._failing:
+            _log.warning("%s cannot be written to: %s. Training goes on without", self.path, error)
+        self._failing = True
 
     def close(self) -> None:
-        """Close the file of metrics."""
-        self._metrics.close()
+        """Close the file of metrics, and let others have the folder."""
+        try:
+            self._metrics.close()
+        except OSError as error:  # what could not be written before cannot be now
+            self._tell(error)
+        self._lock.close()
+
+
+def _locked(folder: Path) -> TextIO:
+    """Return the lock of a folder. The system lets go of it when the process ends, however that happens."""
+    file = (folder / "lock").open("a+", encoding="utf-8")
+    for last in (False, True):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError:
+            time.sleep(_MOMENT)  # somebody may have had it for an instant, to see whether the run is alive
+            if not last:
+                continue
+            file.seek(0)
+            whose = file.read().strip() or "another process"
+            file.close()
+            raise ConfigError(
+                f"the run in {folder} is being trained by {whose}. Wait for it to end, or choose another --run-dir."
+            ) from None
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {platform.node()}\n")
+    file.flush()
+    return file
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """Return the lines of metrics of a run."""
+    """Return the lines of metrics of a run. The last may be torn, if it was killed while it wrote."""
+    rows: list[dict[str, Any]] = []
     with (Path(path) / "metrics.jsonl").open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
+        for line in lines:
+            if not line.endswith("\n"):
+                break
+            rows.append(json.loads(line))
+    return rows
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """Return what is known of a run, having checked that there is one."""
+    folder, file = Path(path), Path(path) / "config.json"
+    if not folder.is_dir():
+        raise ConfigError(f"there is no folder {folder}. `raceway list --runs` shows the runs.")
+    if not file.exists():
+        inside = sorted(one.parent.name for one in folder.glob("*/config.json"))
+        there = f" It holds the runs {', '.join(inside[:5])}: name one of them." if inside else ""
+        raise ConfigError(f"{folder} is no run: it has no config.json.{there}")
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        schema = found["schema"]
+    except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is corrupt ({error!r}). Without it nothing can be gone on with.") from error
+    if schema > SCHEMA:
+        raise ConfigError(
+            f"{file} is of schema {schema}, and this version of raceway reads up to {SCHEMA}. Upgrade it."
+        )
+    return found
 
 
 def versions() -> dict[str, str]:

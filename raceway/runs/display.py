@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 from gymnasium.spaces import Box
 
+from raceway.runs.stopping import EXIT_CODES
 from raceway.words import counted
 
 RULE = "=" * 60
@@ -25,6 +26,9 @@ class Watcher(AbstractContextManager["Watcher"]):
 
     def iteration(self, row: dict[str, Any]) -> None:
         """Hear the metrics of an iteration."""
+
+    def saved(self, steps: int) -> None:
+        """Hear that a checkpoint was saved, after so many steps."""
 
     def end(self, result: Any) -> None:
         """Hear that it is over."""
@@ -85,6 +89,10 @@ class Lines(Watcher):
         reward = "    none" if mean is None else f"{mean:8.1f}"
         self.say(f"Iteration {self._shown:4d} | Mean Reward: {reward} | Loss: {_loss(row)}")
 
+    def saved(self, steps: int) -> None:
+        """Say so."""
+        self.say(f"Saved at {steps:,} steps")
+
     def end(self, result: Any) -> None:
         """Say how it went."""
         if self._last is not None and self._last["time/iterations"] - 1 != self._shown:
@@ -105,7 +113,8 @@ def _loss(row: dict[str, Any]) -> str:
 
 def closing(summary: dict[str, Any], last: dict[str, Any] | None) -> list[str]:
     """Return the lines of a summary."""
-    title = "Interrupted." if summary["stopped_by"] == "interrupt" else "Training Complete!"
+    stopped = summary["stopped_by"] in EXIT_CODES
+    title = f"Stopped. Go on with: raceway resume {summary['run_dir']}" if stopped else "Training Complete!"
     seconds = summary["train_seconds"]
     final = None if last is None else _mean(last)
     return [

@@ -9,19 +9,21 @@ import inspect
 import textwrap
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
 
-def add_options(parser: argparse.ArgumentParser, config: type[Any]) -> None:
-    """Add an option for every field of a config."""
+def add_options(parser: argparse.ArgumentParser, config: type[Any], shown: Sequence[str] | None = None) -> None:
+    """Add an option for every field of a config. Only those that are `shown`, by default all, are in the help."""
     hints, helps = typing.get_type_hints(config), field_docs(config)
     for one in dataclasses.fields(config):
         default = one.default if one.default is not dataclasses.MISSING else None
         text = helps.get(one.name, "").replace("%", "%%")
         if default is not None:
             text = f"{text} [{default}]"
+        if shown is not None and one.name not in shown:
+            text = argparse.SUPPRESS
         option = "--" + one.name.replace("_", "-")
         if hints[one.name] is bool:
             parser.add_argument(option, action=argparse.BooleanOptionalAction, help=text)

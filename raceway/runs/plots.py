@@ -15,7 +15,7 @@ _DOTS, _LINE, _BAND = "#9bb7d4", "#1f5f99", "#f2a65a"
 
 def plot_returns(returns: Sequence[float], title: str, path: Path, show: bool = False) -> Path:
     """Draw the return of every episode, and their moving average over a hundred."""
-    plt = _pyplot(show)
+    plt = pyplot(show)
     figure, axes = plt.subplots(figsize=(9, 4.8), layout="constrained")
     values = np.asarray(returns, float)
     axes.plot(values, ".", ms=2.5, color=_DOTS, alpha=0.5, label="episode", rasterized=True)
@@ -24,14 +24,14 @@ def plot_returns(returns: Sequence[float], title: str, path: Path, show: bool = 
         means = np.convolve(values, np.ones(window) / window, "valid")
         axes.plot(np.arange(window - 1, len(values)), means, color=_LINE, lw=2, label=f"mean of {window}")
     _dress(axes, title, "episode", "return")
-    return _finish(plt, figure, path, show)
+    return finish(plt, figure, path, show)
 
 
 def plot_seeds(
     curves: Mapping[int, tuple[Sequence[float], Sequence[float]]], title: str, path: Path, show: bool = False
 ) -> Path:
     """Draw learning curves of several seeds, (timesteps, mean returns) each, and the mean and range of them all."""
-    plt = _pyplot(show)
+    plt = pyplot(show)
     figure, axes = plt.subplots(figsize=(9, 4.8), layout="constrained")
     for seed, (steps, means) in curves.items():
         axes.plot(steps, means, color=_DOTS, lw=1, label="one seed" if seed == min(curves) else None)
@@ -43,7 +43,7 @@ def plot_seeds(
     axes.plot(grid, table.mean(0), color=_LINE, lw=2.2, label=f"mean of {len(curves)} seeds")
     _dress(axes, title, "steps of environments", "mean return of 100 episodes")
     axes.xaxis.set_major_formatter(plt.matplotlib.ticker.EngFormatter(sep=""))
-    return _finish(plt, figure, path, show)
+    return finish(plt, figure, path, show)
 
 
 def need_matplotlib() -> None:
@@ -62,7 +62,8 @@ def has_screen() -> bool:
     return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
-def _pyplot(show: bool) -> Any:
+def pyplot(show: bool) -> Any:
+    """Return matplotlib's pyplot, which opens no window unless one is to be shown."""
     need_matplotlib()
     import matplotlib
 
@@ -81,7 +82,8 @@ def _dress(axes: Any, title: str, x: str, y: str) -> None:
     axes.legend(frameon=False, loc="lower right", markerscale=4)
 
 
-def _finish(plt: Any, figure: Any, path: Path, show: bool) -> Path:
+def finish(plt: Any, figure: Any, path: Path, show: bool) -> Path:
+    """Save a figure, and if it is wanted and can be, show it."""
     figure.savefig(path, dpi=130)
     if show and plt.get_backend().lower() != "agg":  # that is what is left where no toolkit for windows is installed
         plt.show()

@@ -115,7 +115,9 @@ def test_a_worker_says_who_it_is() -> None:
     settings = settings_of(lambda: Counting(0, [4], Fault("raises", 0, 2)), num_episodes=12)
     with pytest.raises(EnvironmentFailed) as raised:
         RolloutWorker(settings, "rollout-3").sample(shard=SHARDS[2], number=0)
-    assert raised.value.place == "worker rollout-3, shard 2, environment 0 of 2, step 2 of its episode"
+    place, again = raised.value.place.split("\n")
+    assert place == "worker rollout-3, shard 2, environment 0 of 2, step 2 of its episode"
+    assert again.strip().startswith("failure 11 in a row")
 
 
 def test_a_network_that_does_not_fit() -> None:

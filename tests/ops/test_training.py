@@ -41,7 +41,8 @@ from raceway.ops import (
 from raceway.policies import Policy, as_tensor, make_policy
 from raceway.policies.learner import gradients_of
 from raceway.rl import generalised_advantages
-from raceway.training import Training, one_thread
+from raceway.runs.machine import one_thread
+from raceway.training import Training
 
 CFG = SimpleNamespace(value_coef=0.5, entropy_coef=0.01)
 LOSS = partial(a2c.loss, cfg=CFG)

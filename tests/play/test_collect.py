@@ -106,6 +106,7 @@ def test_no_episodes_at_all(kind: str) -> None:
         "truncated": (0,),
         "length": (0,),
         "final_obs": (0, 3),
+        "episode_lost": (0,),
     }
     assert played(envs) == [0, 0, 0]
 

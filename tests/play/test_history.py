@@ -13,6 +13,7 @@ from raceway.envs import EnvSettings, SteppedSlots, make_slots
 from raceway.flow import Shard
 from raceway.ops import RolloutSettings, RolloutWorker
 from raceway.play.collect import Collector
+from raceway.play.faults import Recovery
 from raceway.policies import make_policy
 from raceway.rl import Batch, tree_map
 
@@ -139,3 +140,81 @@ def test_environments_that_depend_on_the_past_begin_new_episodes() -> None:
     assert other.fragment(4)["obs"]["sum"][0, 0, 0] == 0
     collector.close()
     other.close()
+
+
+class Crashing(Hidden):
+    """Fails after so many steps of all environments together."""
+
+    at: tuple[int, ...] = ()
+    num_steps = 0
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        Crashing.num_steps += 1
+        if Crashing.num_steps in self.at:
+            raise RuntimeError("the simulator broke down")
+        return super().step(action)
+
+
+# Of three environments in fragments of 11 steps: in the middle, twice in a row, and in the first and last steps of all.
+CRASHES = [(50,), (50, 53, 56), (199, 200), (231,), (229, 230, 231), (199, 231), (1, 100, 180, 230)]
+
+
+@pytest.mark.parametrize("network", ["mlp", "lstm"])
+@pytest.mark.parametrize("at", CRASHES)
+def test_fragments_go_on_after_failures(at: tuple[int, ...], network: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Crashing, "at", at)
+    monkeypatch.setattr(Crashing, "num_steps", 0)
+    first = collector_of(EnvSettings(Crashing), network)
+    first.recovery = Recovery(10)
+    lost = sum(len(first.fragment(11, number)["episode_lost"]) for number in range(7))
+    assert lost == len(at)
+    saved = pickle.loads(pickle.dumps(first.saved()))
+    monkeypatch.setattr(Crashing, "at", ())
+    expected = [first.fragment(11, number) for number in (7, 8)]
+    again = collector_of(EnvSettings(Crashing), network)
+    assert again.resume(saved)
+    np.testing.assert_equal(again.saved(), saved)
+    for number, batch in zip((7, 8), expected, strict=True):
+        assert_equal(again.fragment(11, number), batch)
+
+
+def test_fragments_go_on_after_one_was_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Blank(Crashing):
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            seen, _, *rest = super().step(action)
+            return seen, np.nan if Crashing.num_steps == 190 else self.sum, *rest  # type: ignore[return-value]
+
+    monkeypatch.setattr(Crashing, "num_steps", 0)
+    first = collector_of(EnvSettings(Blank))
+    first.recovery = Recovery(10)
+    lost = sum(len(first.fragment(11, number)["episode_lost"]) for number in range(7))
+    assert lost == 1
+    saved = pickle.loads(pickle.dumps(first.saved()))
+    expected = first.fragment(11, 7)
+    again = collector_of(EnvSettings(Blank))
+    assert again.resume(saved)
+    assert_equal(again.fragment(11, 7), expected)
+
+
+def test_a_game_that_failed_is_not_gone_on_with() -> None:
+    """Of one whose episodes are lives, the environment that was made again begins another game."""
+    first = collector_of(ENVS["lives"])
+    first.recovery = Recovery(10)
+    slots: Any = first.slots
+    for number in range(5):
+        if number in (2, 3):
+            env = slots._bare[1]
+
+            def breaks(*_: Any, env: Any = env) -> Any:
+                del env.step
+                raise RuntimeError("the simulator broke down")
+
+            env.step = breaks
+        assert len(first.fragment(40, number)["episode_lost"]) == (number in (2, 3))
+    saved = pickle.loads(pickle.dumps(first.saved()))
+    expected = first.fragment(40, 5)
+    again = collector_of(ENVS["lives"])
+    assert again.resume(saved)
+    assert_equal(again.fragment(40, 5), expected)
+    first.close()
+    again.close()

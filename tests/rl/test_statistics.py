@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raceway.rl import bootstrap_interval, interquartile_mean
+from raceway.rl import bootstrap_interval, improvement_interval, interquartile_mean, probability_of_improvement
 
 NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30)
 
@@ -65,3 +65,43 @@ def test_the_same_seed_draws_the_same_samples() -> None:
 def test_the_statistic_is_the_callers() -> None:
     assert bootstrap_interval([1.0, 2.0, 3.0], lambda sample: 42.0) == (42.0, 42.0)
     assert bootstrap_interval([1.0, 2.0, 3.0], len, num_samples=3) == (3.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "wanted"),
+    [
+        ([2], [1], 1.0),
+        ([1], [2], 0.0),
+        ([1], [1], 0.5),
+        ([1, 3], [2], 0.5),
+        ([3, 5], [1, 3, 4], (1 + 0.5 + 0 + 3) / 6),
+        ([1, 2, 3], [2, 3, 4], (0 + 0.5 + (1 + 0.5)) / 9),  # only 2 ties with 2, 3 beats 2 and ties with 3
+        ([-1.5, 0.0], [-2.0, 7.0], 0.5),
+    ],
+)
+def test_the_probability_of_improvement_by_hand(x: list[float], y: list[float], wanted: float) -> None:
+    assert probability_of_improvement(x, y) == pytest.approx(wanted)
+    assert probability_of_improvement(np.array(y), x) == pytest.approx(1 - wanted)
+
+
+@given(NUMBERS, NUMBERS, st.integers(0, 9))
+def test_its_interval_is_of_probabilities(x: list[float], y: list[float], seed: int) -> None:
+    low, high = improvement_interval(x, y, num_samples=20, seed=seed)
+    assert 0 <= low <= high <= 1
+    turned = improvement_interval([-value for value in x], [-value for value in y], num_samples=20, seed=seed)
+    assert turned == pytest.approx((1 - high, 1 - low))  # the same samples, with every win a loss
+
+
+def test_both_sides_are_drawn_again() -> None:
+    """Against one value it is a share of hits, whose interval is the binomial's: p ± 1.96 √(p (1 - p) / n)."""
+    many = np.arange(400.0)
+    wanted = 0.25 - 1.96 * np.sqrt(0.25 * 0.75 / 400), 0.25 + 1.96 * np.sqrt(0.25 * 0.75 / 400)
+    assert improvement_interval(many, [299.5]) == pytest.approx(wanted, abs=0.005)
+    low, high = improvement_interval([299.5], many)
+    assert (low, high) == pytest.approx((1 - wanted[1], 1 - wanted[0]), abs=0.005)
+
+
+def test_its_interval_by_counting() -> None:
+    """Of two and two values each is drawn twice in a quarter of the samples, so a sure win is 1 in 9 of 16 samples."""
+    assert improvement_interval([1, 3], [2, 2], level=0.4) == (0.5, 0.5)
+    assert improvement_interval([1, 3], [2, 2], level=0.6) == (0.0, 1.0)

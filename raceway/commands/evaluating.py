@@ -1,0 +1,116 @@
+"""The command that plays with a trained policy: `raceway eval RUN`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from raceway.errors import ConfigError
+
+
+def eval_run(arguments: list[str]) -> int:
+    """Evaluate the policy of a run, and film it if that is asked for."""
+    given = _parser().parse_args(arguments)
+    if given.video_episodes is not None and given.video is None:
+        raise ConfigError("--video-episodes is of a video. Give --video FILE too.")
+    from raceway.play.filming import Film, film_path
+
+    path = film_path(given.video) if given.video else None
+    from raceway.loading import load
+    from raceway.runs.machine import one_thread
+
+    policy = load(given.run, given.which, network=given.network, trust=given.trust)
+    settings = policy.env_settings(given.env)
+    found = policy.about | {"seed": given.seed, "deterministic": given.deterministic}
+    with ExitStack() as stack:
+        stack.enter_context(one_thread())
+        # Whether it can be filmed is seen before anything is played, which may take long.
+        film = stack.enter_context(Film(settings)) if path else None
+        if film is not None:
+            policy.check_spaces(film.env.observation_space, film.env.action_space)
+        done = policy.evaluate(
+            given.episodes, env=settings, seed=given.seed, deterministic=given.deterministic,
+            told=_progress(given.episodes),
+        )  # fmt: skip
+        found |= {
+            "episodes": given.episodes,
+            "mean_return": done.mean_return,
+            "std_return": done.std_return,
+            "mean_length": done.mean_length,
+            "returns": done.returns.tolist(),
+            "lengths": done.lengths.tolist(),
+            "trained_return": policy.about["mean_return"],
+        }
+        if not given.json:
+            _tell(found)
+        if film is not None and path is not None:
+            num = given.video_episodes or 1
+            film.shoot(policy, path, num, seed=given.seed, deterministic=given.deterministic)
+            found |= {"video": str(path), "video_returns": film.returns}
+            if not given.json:
+                shown = ", ".join(f"{value:.2f}" for value in film.returns)
+                print(f"Video saved to {path}: {'return' if num == 1 else 'returns'} {shown}", flush=True)
+    if given.json:
+        print(json.dumps(found), flush=True)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="raceway eval", description="Play whole episodes with the policy of a run.", allow_abbrev=False,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=110),
+    )  # fmt: skip
+    option = parser.add_argument
+    option("run", metavar="RUN", help="the folder of a run")
+    option("--episodes", type=_count, default=20, metavar="N", help="how many [20]")
+    option("--deterministic", action=argparse.BooleanOptionalAction, default=True,
+           help="take the most likely action, or that of the highest value, instead of drawing one [yes]")  # fmt: skip
+    option("--which", default="best", metavar="CHECKPOINT", help="best, latest, or a number of steps [best]")
+    option("--seed", type=_seed, default=0, metavar="N", help="of the episodes, and of actions that are drawn [0]")
+    option("--env", metavar="NAME", help="another environment; or that of the run again, if it is module:Id")
+    option("--network", metavar="NAME", help="the network of the run again, if it is module:function")
+    option("--trust", action="store_true", help="import modules that the run names")
+    option("--video", metavar="FILE", help="film another episode, into a file that ends in .mp4 or .gif")
+    option("--video-episodes", type=_count, metavar="N", help="episodes in the video [1]")
+    option("--json", action="store_true", help="print one JSON object instead")
+    return parser
+
+
+def _tell(found: dict[str, Any]) -> None:
+    returns, lengths = found["returns"], found["lengths"]
+    how = "" if found["deterministic"] else ", actions drawn"
+    print(f"{found['algorithm']} on {found['env']}, after {found['steps']:,} steps of training{how}")
+    print(f"  episodes     {found['episodes']}")
+    print(f"  mean return  {found['mean_return']:.2f} ± {found['std_return']:.2f}, "
+          f"from {min(returns):.2f} to {max(returns):.2f}")  # fmt: skip
+    print(f"  mean length  {found['mean_length']:.1f}, from {min(lengths)} to {max(lengths)}", flush=True)
+
+
+def _progress(num: int) -> Callable[[int], None] | None:
+    """Return what shows on a terminal how far it is, or None."""
+    stream = sys.stderr
+    if not stream.isatty():
+        return None
+
+    def show(done: int) -> None:
+        end = "\r\x1b[K" if done >= num else ""
+        stream.write(f"\r  {min(done, num)} of {num} episodes{end}")
+        stream.flush()
+
+    return show
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0")
+    return int(text)

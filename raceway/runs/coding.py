@@ -1,0 +1,174 @@
+"""States as data: a tree of values becomes JSON and named arrays, and back. Nothing is ever pickled.
+
+What is neither JSON nor an array is written as `{"$": kind, ...}`. A file can only name kinds that are listed here, or
+classes that are registered as records: reading one makes values, and never runs or imports what it says.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import json
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from raceway.errors import ConfigError
+from raceway.flow import Envelope, Source
+from raceway.state import RECORDS, record
+
+Array = np.ndarray
+Arrays = dict[str, Array]
+
+for _cls in (Envelope, Source, Counter):
+    record(_cls)
+
+_WALL = {"Envelope": ("begun", "done"), "TrainStats": ("seconds",)}
+"""Fields of records that say when or how long: no part of what a state is."""
+WALL = "wall"
+"""What a mapping has under this name is of the clock too."""
+
+
+def encode(value: Any, path: str = "state") -> tuple[Any, Arrays]:
+    """Return a tree as JSON, and its arrays by where they stood in it.
+
+    >>> encode({"steps": 3, "x": np.arange(2), "seen": (1, 2.5)})[0]
+    {'steps': 3, 'x': {'$': 'array', 'v': 'state/x'}, 'seen': {'$': 'tuple', 'v': [1, 2.5]}}
+    """
+    arrays: Arrays = {}
+    return _encoded(value, path, arrays), arrays
+
+
+def _encoded(value: Any, path: str, arrays: Arrays) -> Any:
+    kind = type(value)
+    if value is None or kind in (bool, int, str):
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else {"$": "float", "v": repr(value)}
+    if kind is list:
+        return [_encoded(part, f"{path}/{place}", arrays) for place, part in enumerate(value)]
+    if kind is dict and all(type(key) is str and not key.startswith("$") for key in value):
+        return {key: _encoded(part, f"{path}/{key}", arrays) for key, part in value.items()}
+    if kind is np.ndarray and value.dtype.kind in "biuf":
+        arrays[path] = value
+        return {"$": "array", "v": path}
+    for name, (cls, take, _) in _KINDS.items():
+        if kind is cls or (cls is np.generic and isinstance(value, cls)):
+            return {"$": name, **_encoded(take(value), path, arrays)}
+    if RECORDS.get(kind.__name__) is kind:
+        return {"$": "record", "of": kind.__name__, "v": _encoded(_fields(value), path, arrays)}
+    raise ConfigError(
+        f"{path} is a {kind.__module__}.{kind.__qualname__}, which cannot be saved. Give what holds it a state() and a "
+        "restore(), or make it a record (raceway.state.record)."
+    )
+
+
+def _fields(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    names = value._fields if hasattr(value, "_fields") else [one.name for one in dataclasses.fields(value)]
+    return {name: getattr(value, name) for name in names}
+
+
+def _pairs(value: Any) -> Any:
+    return {"v": [[key, part] for key, part in value.items()]}
+
+
+# Of every kind: its class, what is written of a value, and how that becomes one again.
+_KINDS: dict[str, tuple[type, Callable[[Any], dict[str, Any]], Callable[..., Any]]] = {
+    "tuple": (tuple, lambda value: {"v": list(value)}, lambda v: tuple(v)),
+    "set": (set, lambda value: {"v": sorted(value)}, lambda v: set(v)),
+    "deque": (deque, lambda value: {"v": list(value), "maxlen": value.maxlen}, lambda v, maxlen: deque(v, maxlen)),
+    "dict": (dict, _pairs, lambda v: {key: part for key, part in v}),  # noqa: C416
+    "bytes": (bytes, lambda value: {"v": base64.b64encode(value).decode()}, lambda v: base64.b64decode(v)),
+    "float": (float, lambda value: {"v": repr(value)}, lambda v: float(v)),
+    "fraction": (Fraction, lambda value: {"v": str(value)}, lambda v: Fraction(v)),
+    "scalar": (
+        np.generic,
+        lambda value: {"dtype": str(value.dtype), "v": value.item()},
+        lambda dtype, v: np.dtype(dtype).type(v),
+    ),
+    "generator": (
+        np.random.Generator,
+        lambda value: {"v": _named_state(value)},
+        lambda v: _generator(v),
+    ),
+}
+_BIT_GENERATORS = {"PCG64": np.random.PCG64, "MT19937": np.random.MT19937, "Philox": np.random.Philox}
+
+
+def _named_state(value: np.random.Generator) -> Any:
+    name = type(value.bit_generator).__name__
+    if name not in _BIT_GENERATORS:
+        raise ConfigError(f"a random generator of {name} cannot be saved. Use numpy.random.default_rng.")
+    return value.bit_generator.state
+
+
+def _generator(state: Any) -> np.random.Generator:
+    bits = _BIT_GENERATORS[state["bit_generator"]]()
+    bits.state = state
+    return np.random.Generator(bits)
+
+
+def decode(doc: Any, arrays: Mapping[str, Array]) -> Any:
+    """Return the tree that was encoded.
+
+    >>> decode(*encode({"seen": (1, 2.5), 3: deque([1], 2)}))
+    {'seen': (1, 2.5), 3: deque([1], maxlen=2)}
+    """
+    if isinstance(doc, list):
+        return [decode(part, arrays) for part in doc]
+    if not isinstance(doc, dict):
+        return doc
+    if "$" not in doc:
+        return {key: decode(part, arrays) for key, part in doc.items()}
+    kind, rest = doc["$"], {key: part for key, part in doc.items() if key != "$"}
+    if kind == "array":
+        return arrays[rest["v"]]
+    if kind == "record":
+        cls: Any = RECORDS[rest["of"]]
+        parts = decode(rest["v"], arrays)
+        return cls(parts) if issubclass(cls, Mapping) else cls(**parts)
+    return _KINDS[kind][2](**{key: decode(part, arrays) for key, part in rest.items()})
+
+
+def digest(doc: Any, hashes: Mapping[str, str]) -> str:
+    """Return a hash of a whole state, by its JSON and the hashes of its arrays. Wall times do not count."""
+    text = json.dumps([_timeless(doc), dict(sorted(hashes.items()))], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def hash_of(array: Array) -> str:
+    """Return a hash of an array: its type, shape and values."""
+    made = hashlib.sha256(f"{array.dtype.str} {array.shape} ".encode())
+    made.update(np.ascontiguousarray(array).data)
+    return made.hexdigest()
+
+
+def _timeless(doc: Any) -> Any:
+    if isinstance(doc, list):
+        return [_timeless(part) for part in doc]
+    if not isinstance(doc, dict):
+        return doc
+    if doc.get("$") == "record":
+        left_out = _WALL.get(doc["of"], ())
+        return {**doc, "v": {key: _timeless(part) for key, part in doc["v"].items() if key not in left_out}}
+    return {key: _timeless(part) for key, part in doc.items() if key != WALL}
+
+
+def differences(one: Any, other: Any, path: str = "state") -> Iterator[str]:
+    """Yield where two encoded states differ: for whoever looks for what was forgotten."""
+    one, other = (_timeless(one), _timeless(other)) if path == "state" else (one, other)
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        for key in one:
+            yield from differences(one[key], other[key], f"{path}/{key}")
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for place, parts in enumerate(zip(one, other, strict=True)):
+            yield from differences(*parts, f"{path}/{place}")
+    elif one != other:
+        yield f"{path}: {one!r} and {other!r}"

@@ -1,0 +1,149 @@
+"""Spaces, written as JSON and read again."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from raceway.errors import ConfigError
+from raceway.rl.space_json import space_from_json, space_to_json
+
+SPACES = [
+    spaces.Box(-1, 1, (3,)),
+    spaces.Box(-np.inf, np.inf, (2, 2), np.float64),
+    spaces.Box(np.array([-1, -np.inf, 0.1], np.float32), np.array([1, 0, np.inf], np.float32)),
+    spaces.Box(0, 255, (84, 84, 4), np.uint8),
+    spaces.Box(-5, 5, (), np.int32),
+    spaces.Box(-1, 1, (0,)),
+    spaces.Box(0, 1, (2,), np.bool_),
+    spaces.Discrete(4),
+    spaces.Discrete(3, start=-2),
+    spaces.Discrete(3, dtype=np.int32),
+    spaces.MultiDiscrete([2, 3]),
+    spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[1, 2], [3, -4]], dtype=np.int32),
+    spaces.MultiBinary(3),
+    spaces.MultiBinary([2, 3]),
+    spaces.Dict([("z", spaces.Discrete(2)), ("a", spaces.Tuple([spaces.Box(0, 1, (1,)), spaces.MultiBinary(1)]))]),
+    spaces.Dict({}),
+    spaces.Tuple([]),
+]
+
+
+def again(space: spaces.Space) -> spaces.Space:
+    """Write a space as strict JSON, which has no NaN and no infinity, and read it."""
+    return space_from_json(json.loads(json.dumps(space_to_json(space), allow_nan=False)))
+
+
+def same_bytes(one: spaces.Space, other: spaces.Space) -> None:
+    """Compare spaces also where Gymnasium does not: bounds that are nearly the same, parts in another order."""
+    assert type(one) is type(other)
+    assert one == other
+    if isinstance(one, spaces.Box):
+        np.testing.assert_array_equal(one.low, other.low)
+        np.testing.assert_array_equal(one.high, other.high)
+        np.testing.assert_array_equal(one.bounded_below, other.bounded_below)
+        np.testing.assert_array_equal(one.bounded_above, other.bounded_above)
+    if isinstance(one, spaces.Dict):
+        assert list(one.spaces) == list(other.spaces)
+    if isinstance(one, (spaces.Dict, spaces.Tuple)):
+        parts = [list(space.spaces.values()) if isinstance(space, spaces.Dict) else space.spaces
+                 for space in (one, other)]  # fmt: skip
+        for pair in zip(*parts, strict=True):
+            same_bytes(*pair)
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_a_space_comes_back(space: spaces.Space) -> None:
+    same_bytes(space, again(space))
+
+
+def test_equal_bounds_are_one_number() -> None:
+    doc = space_to_json(spaces.Box(0, 255, (84, 84, 4), np.uint8))
+    assert doc == {"type": "Box", "low": 0, "high": 255, "shape": [84, 84, 4], "dtype": "uint8"}
+
+
+def test_the_order_of_the_parts_is_kept() -> None:
+    space = spaces.Dict([("b", spaces.Discrete(2)), ("a", spaces.Discrete(3))])
+    assert list(again(space).spaces) == ["b", "a"]
+
+
+@st.composite
+def boxes(draw: st.DrawFn) -> spaces.Box:
+    kind = draw(st.sampled_from([np.float32, np.float64, np.float16, np.uint8, np.int32, np.int8]))
+    shape = draw(arrays.array_shapes(min_dims=0, max_dims=3, max_side=3))
+    numbers = {"allow_nan": False} if np.issubdtype(kind, np.floating) else {}
+    sides = [draw(arrays.arrays(kind, shape, elements=arrays.from_dtype(np.dtype(kind), **numbers))) for _ in range(2)]
+    low, high = np.minimum(*sides), np.maximum(*sides)
+    if np.issubdtype(kind, np.floating):
+        # Gymnasium takes no lower bound of +inf, nor an upper one of -inf.
+        low = np.where(low == np.inf, np.finfo(kind).min, low).astype(kind)
+        high = np.where(high == -np.inf, np.finfo(kind).max, high).astype(kind)
+        high = np.maximum(low, high)
+    return spaces.Box(low, high, shape, kind)
+
+
+def discretes() -> st.SearchStrategy[spaces.Space]:
+    counts = st.integers(1, 1000)
+    return st.builds(lambda n, start: spaces.Discrete(n, start=start), counts, st.integers(-1000, 1000))
+
+
+@st.composite
+def multi_discretes(draw: st.DrawFn) -> spaces.MultiDiscrete:
+    shape = draw(arrays.array_shapes(max_dims=2, max_side=3))
+    nvec = draw(arrays.arrays(np.int64, shape, elements=st.integers(1, 50)))
+    return spaces.MultiDiscrete(nvec, start=draw(arrays.arrays(np.int64, shape, elements=st.integers(-50, 50))))
+
+
+LEAVES = st.one_of(boxes(), discretes(), multi_discretes(), st.builds(spaces.MultiBinary, st.integers(1, 9)))
+NESTED = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.builds(spaces.Tuple, st.lists(inner, max_size=3)),
+        st.builds(
+            lambda parts: spaces.Dict(list(parts.items())), st.dictionaries(st.text(max_size=5), inner, max_size=3)
+        ),
+    ),
+    max_leaves=5,
+)
+
+
+@given(NESTED)
+def test_any_space_comes_back(space: spaces.Space) -> None:
+    same_bytes(space, again(space))
+
+
+@pytest.mark.parametrize(
+    ("space", "said"),
+    [
+        (spaces.Text(5), "type Text"),
+        (spaces.Dict({"a": spaces.Sequence(spaces.Discrete(2))}), "type Sequence"),
+        (spaces.Dict([(1, spaces.Discrete(2))]), "the key 1"),
+    ],
+)
+def test_a_space_that_cannot_be_written_is_named(space: spaces.Space, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        space_to_json(space)
+
+
+@pytest.mark.parametrize(
+    ("doc", "said"),
+    [
+        ({}, "describes no space"),
+        ([1], "describes no space"),
+        ({"type": "Bx"}, "Did you mean 'Box'"),
+        ({"type": "Discrete", "n": 0, "start": 0, "dtype": "int64"}, "describes no Discrete space"),
+        ({"type": "Discrete", "start": 0, "dtype": "int64"}, "has no 'n'"),
+        ({"type": "Box", "low": [1, 2], "high": 1, "shape": [3], "dtype": "float32"}, "describes no Box space"),
+        ({"type": "Box", "low": "x", "high": 1, "shape": [3], "dtype": "float32"}, "describes no Box space"),
+        ({"type": "Box", "low": 0, "high": 1, "shape": [3], "dtype": "object"}, "describes no Box space"),
+        ({"type": "Dict", "spaces": [["a", {"type": "Discrete"}]]}, "a Discrete space has no 'dtype'"),
+    ],
+)
+def test_what_describes_no_space_is_an_error(doc: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        space_from_json(doc)
