@@ -211,8 +211,9 @@ class Training:
         context = Context(self.learner, workers, workers[0].engine)
         weights = context.weights()
         # An actor that dies comes back with the weights of the others. What it plays then is what it would have played.
+        borne = {"budget": self.cfg.max_restarts, "deadline": self.cfg.item_deadline}
         rollouts = parallel_rollouts(workers, self.rollouts).on_failure(
-            "restart", errors=False, deadline=self.cfg.item_deadline, on_restart=weights.send_to
+            "restart", errors=False, on_restart=weights.send_to, **borne
         )
         plan = self.algorithm.plan(rollouts, self.cfg, context)
         weights.send(workers)

@@ -42,9 +42,9 @@ def acting_of(case: str) -> Acting:
     if how.get("normalise"):
         rows = torch.from_numpy(np.random.default_rng(0).normal(2, 3, (100, 6)).astype(np.float32))
         policy.observe({"obs": rows})
-    for name, parameter in policy.named_parameters():
-        if "bias" in name:  # which begin as 0: an export that left them out would not be noticed
-            nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(1))
+    random = torch.Generator().manual_seed(1)
+    for parameter in policy.parameters():  # larger than they begin, so that actions differ, and biases count
+        nn.init.normal_(parameter, std=0.5 if parameter.ndim > 1 else 0.1, generator=random)
     return Acting(policy.eval(), seen, done, clip_actions=True)
 
 

@@ -1,5 +1,6 @@
 """Trained policies, loaded from the folders of their runs."""
 
+import doctest
 import json
 import shutil
 import sys
@@ -252,6 +253,8 @@ def test_masks_are_honoured() -> None:
         assert acting.act({"observation": obs}, False, action_mask=mask) == only
     batch = {"observation": np.zeros((3, 2)), "action_mask": np.eye(3, dtype=np.int8)}
     assert acting.act(batch).tolist() == [0, 1, 2]
+    with pytest.raises(ConfigError, match="allows no action at all"):
+        acting.act(obs, action_mask=[0, 0, 0])
     with pytest.raises(ConfigError, match="already"):
         acting.act(batch, action_mask=batch["action_mask"])
     with pytest.raises(ConfigError, match=r"parts \['observation'\]; wanted are \['action_mask', 'observation'\]"):
@@ -263,6 +266,8 @@ def test_a_mask_goes_with_a_policy_that_knows_none() -> None:
     for only in range(3):
         assert acting.act([0.0, 0.0], action_mask=np.eye(3)[only]) == 5 + only
     assert acting.act(np.zeros((2, 2)), action_mask=[[0, 0, 1], [0, 1, 0]]).tolist() == [7, 6]
+    with pytest.raises(ConfigError, match="allows no action at all"):
+        acting.act(np.zeros((2, 2)), action_mask=[[0, 0, 1], [0, 0, 0]])
     with pytest.raises(ConfigError, match=r"the action_mask has shape \(2,\); wanted is \(3,\)"):
         acting.act([0.0, 0.0], action_mask=[1, 0])
     with pytest.raises(ConfigError, match="a mask goes with actions to choose from"):
@@ -327,3 +332,11 @@ def test_it_says_what_it_is(runs: dict[str, Path]) -> None:
     policy = load(runs["ppo"])
     assert isinstance(policy, LoadedPolicy)
     assert repr(policy) == f"<policy of ppo on CartPole-v1, after {policy.about['steps']:,} steps>"
+
+
+def test_the_page_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = Path(__file__).parents[1] / "docs" / "using-a-policy.md"
+    found = doctest.testfile(str(page), module_relative=False)
+    assert found.attempted > 15
+    assert found.failed == 0

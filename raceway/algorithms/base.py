@@ -87,8 +87,9 @@ class AlgorithmConfig:
     """Failures of environments that a shard bears with no episode ended in between: each is made again, its episode
     dropped. One more ends the run; with 0, the first does."""
     item_deadline: float = 600.0
-    """Seconds that a worker may take for what it collects at a time. One that takes longer hangs: it is killed, and
-    another takes its place."""
+    """Seconds that a worker may take for what it collects at a time. One that takes longer hangs, and is killed."""
+    max_restarts: int = 10
+    """Restarts of a worker within a minute, because it was killed, hung or crashed. One more ends the run."""
     run_dir: str | None = None
     """Folder for config, metrics, checkpoints and plots (runs/<algorithm>-<env>-<seed>-<time>)."""
     save_every: int | None = None
@@ -108,6 +109,7 @@ class AlgorithmConfig:
             raise ConfigError(f"--address is of a Ray cluster, and the engine is {self.engine}. Use --engine ray.")
         whole("seed", self.seed, 0)
         whole("max_env_failures", self.max_env_failures, 0)
+        whole("max_restarts", self.max_restarts, 0)
         for name in _WHOLE:
             if getattr(self, name, None) is not None:
                 whole(name, getattr(self, name))

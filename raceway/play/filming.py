@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -160,10 +160,10 @@ def _write(path: Path, pictures: Iterable[Array], fps: float) -> None:
         return
     import imageio.v2
 
-    writer: Any
     # No scaling to multiples of 16: an even number of rows and columns is all that the codec needs.
     how: dict[str, Any] = {"codec": "libx264", "macro_block_size": 1, "quality": 8, "ffmpeg_log_level": "error"}
-    with imageio.v2.get_writer(path, "FFMPEG", mode="I", fps=fps, **how) as writer:
+    writer: Any = imageio.v2.get_writer(path, "FFMPEG", mode="I", fps=fps, **how)
+    with closing(writer):  # as a context it would not end its process after an error
         for picture in pictures:
             height, width = picture.shape[:2]
             writer.append_data(np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), "edge"))

@@ -12,6 +12,8 @@ from raceway.errors import ActorError, known
 from raceway.flow import Envelope, send_msg
 from raceway.policies.learner import Learner, News
 
+_ALL = "all"
+
 
 class WeightSender:
     """Sends weights to workers.
@@ -30,7 +32,7 @@ class WeightSender:
         self.learner, self.workers, self.every = learner, workers, every
         self.to = known("receiver of weights", to, ("all", "senders"))
         self._more = {} if policy is None else {"policy": policy}
-        self._age: Counter[str] = Counter()  # items since a worker was sent weights
+        self._age: Counter[str] = Counter()  # items since a worker, or all of them, were sent weights
         self._sent: list[Future[Any]] = []
 
     def send(self, workers: Sequence[Actor]) -> None:
@@ -69,13 +71,13 @@ class WeightSender:
         begin = time.perf_counter()
         if news is not None:
             self.learner.follow(news)
-        actors = self.workers if self.to == "all" else makers(envelope)
-        self._age.update(actor.name for actor in actors)
-        due = [actor for actor in actors if self._age[actor.name] >= self.every]
+        counted = {_ALL: self.workers} if self.to == "all" else {one.name: [one] for one in makers(envelope)}
+        self._age.update(counted.keys())
+        due = {name: actors for name, actors in counted.items() if self._age[name] >= self.every}
         if due:
-            self.send(due)
-        for actor in due:
-            self._age[actor.name] = 0
+            self.send([actor for actors in due.values() for actor in actors])
+        for name in due:
+            self._age[name] = 0
         seconds["weights"] = time.perf_counter() - begin
 
 

@@ -42,9 +42,7 @@ class Acting:
         self._state: State | None = None
         self._random: np.random.Generator | None = None
 
-    def act(
-        self, obs: Any, deterministic: bool = True, *, action_mask: Any = None, seed: int | None = None
-    ) -> Any:  # fmt: skip
+    def act(self, obs: Any, deterministic: bool = True, *, action_mask: Any = None, seed: int | None = None) -> Any:
         """Choose an action for one observation, or one for each of a batch.
 
         Args:
@@ -60,6 +58,8 @@ class Acting:
         rows, num = batch_of(self.observation_space, obs)
         single, num = num is None, num or 0
         state = self._remembered(1 if single else num)
+        if self.policy.has_mask:
+            _check_mask(rows["action_mask"])
         with torch.no_grad():
             params, self._state = self.policy(tree_map(torch.from_numpy, rows), state)
             if beside is not None:
@@ -116,6 +116,7 @@ class Acting:
         wanted = shape[1:] if single else shape
         if given.shape != wanted:
             raise ConfigError(f"the action_mask has shape {given.shape}; wanted is {wanted}")
+        _check_mask(given)
         return torch.from_numpy(given.reshape(shape) != 0)
 
     def _bounded(self, actions: Array) -> Array:
@@ -215,6 +216,11 @@ def _check_values(space: spaces.Space, array: Array, where: str) -> None:
         count = space.n if isinstance(space, spaces.Discrete) else space.nvec
         if ((array < space.start) | (array >= space.start + count)).any():
             raise ConfigError(f"{_place(where)} has choices that are not of {space}: {array.ravel()[:8].tolist()}")
+
+
+def _check_mask(mask: Array) -> None:
+    if not mask.any(-1).all():
+        raise ConfigError("the action_mask allows no action at all")
 
 
 def _place(where: str) -> str:

@@ -28,8 +28,8 @@ Arrays = dict[str, Array]
 for _cls in (Envelope, Source, Counter):
     record(_cls)
 
-_WALL = {"Envelope": ("begun", "done"), "TrainStats": ("seconds",)}
-"""Fields of records that say when or how long: no part of what a state is."""
+_WALL = {"Envelope": ("begun", "done"), "TrainStats": ("seconds",), "Source": ("name",)}
+"""Fields of records that say when, how long, or on which worker: no part of what a state is."""
 WALL = "wall"
 """What a mapping has under this name is of the clock too."""
 
