@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 EXTRAS := dev,ray,mujoco,envpool,torchrl,box2d,atari,pettingzoo,video,onnx
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test setup lint bench docs
+.PHONY: help demo test setup lint bench chaos docs
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,6 +17,7 @@ demo: setup ## Train PPO on CartPole, in seconds
 	$(BIN)/raceway train ppo --env cartpole --local --plot
 
 test: setup lint ## Lint, check types, and run every test and doctest
+	@scripts/test-tools
 	$(BIN)/python -m pytest
 
 setup: $(STAMP) ## Make .venv, or bring it up to date
@@ -33,6 +34,9 @@ bench: setup ## Run every benchmark, one after the other
 			$(BIN)/python "$$script" || exit 1; \
 		fi; \
 	done
+
+chaos: setup ## Train for ten minutes while workers are killed
+	$(BIN)/python benchmarks/chaos.py
 
 DOCUMENTS := $(wildcard README.md docs)
 

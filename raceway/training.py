@@ -72,7 +72,7 @@ def train(
         if settings.get("run_dir") is None:
             raise ConfigError("--resume auto goes on with the run in --run-dir. Give that too.")
         if (Path(settings["run_dir"]) / "config.json").exists():
-            return resumed(settings.pop("run_dir"), found, watchers=watchers, **settings).run()
+            return Training.again(settings.pop("run_dir"), found, watchers=watchers, **settings).run()
     return Training(found, found.settings(**settings), watchers).run()
 
 
@@ -91,16 +91,7 @@ def resume(
         settings: that are to be others from now on. Which may be is said if one may not.
     """
     given = {name: value for name, value in (("env", env), ("network", network)) if value is not None}
-    return resumed(run, watchers=watchers, trust=trust, **given, **settings).run()
-
-
-def resumed(
-    run: str | Path, algorithm: Algorithm | None = None, *, watchers: Sequence[Watcher] = (), trust: bool = False,
-    **settings: Any,
-) -> Training:  # fmt: skip
-    """Return the training that goes on with a run. If an algorithm is given, it must be that one's."""
-    found, cfg, start = start_of(run, algorithm, settings, trust=trust)
-    return Training(found, cfg, watchers, start=start)
+    return Training.again(run, watchers=watchers, trust=trust, **given, **settings).run()
 
 
 class Training:
@@ -129,6 +120,15 @@ class Training:
         self.result = Result({}, self.policy)
         self._scored: tuple[int, float] | None = None  # the last evaluation: steps and mean return
         self._best: float | None = None  # of all evaluations
+
+    @classmethod
+    def again(
+        cls, run: str | Path, algorithm: Algorithm | None = None, *, watchers: Sequence[Watcher] = (),
+        trust: bool = False, **settings: Any,
+    ) -> Training:  # fmt: skip
+        """Return the training that goes on with a run. If an algorithm is given, it must be that one's."""
+        found, cfg, start = start_of(run, algorithm, settings, trust=trust)
+        return cls(found, cfg, watchers, start=start)
 
     def _num_workers(self, slots: Slots) -> tuple[int, str]:
         cfg = self.cfg

@@ -21,7 +21,7 @@ NUM = 200
 PICTURE = spaces.Box(0, 255, (2, 40, 40), np.uint8)
 NESTED = spaces.Dict(
     {
-        "place": spaces.Box(-1, 1, (2, 2), np.float64),
+        "a.place": spaces.Box(-1, 1, (2, 2), np.float64),
         "pair": spaces.Tuple([spaces.MultiDiscrete([2, 3], start=[1, 0]), spaces.MultiBinary(2)]),
     }
 )
@@ -150,9 +150,24 @@ def test_names_of_inputs_and_outputs(tmp_path: Path) -> None:
     acting = acting_of("nested")
     path = export_onnx(Choosing(acting.policy, NESTED, acting.action_space, True), tmp_path / "nested.onnx")
     session = onnxruntime.InferenceSession(path)
-    assert {one.name for one in session.get_inputs()} == {"place", "pair.0", "pair.1"}
+    assert {one.name for one in session.get_inputs()} == {"a.place", "pair.0", "pair.1"}
     assert [one.name for one in session.get_outputs()] == ["action"]
     assert [file.name for file in tmp_path.iterdir()] == ["nested.onnx"]  # the weights are in it
+
+
+def test_inputs_may_come_in_any_order(tmp_path: Path) -> None:
+    acting = acting_of("nested")
+    path = export_torch(Choosing(acting.policy, NESTED, acting.action_space, True), tmp_path / "nested.pt2")
+    obs = samples(NESTED, 20)
+    turned = dict(reversed(flat(obs).items()))
+    np.testing.assert_array_equal(in_torch(path)(turned)["action"], acting.act(obs))
+
+
+def test_names_that_would_be_the_same() -> None:
+    inner = spaces.Dict({"b": spaces.Discrete(2)})
+    space = spaces.Dict({"a.b": spaces.Discrete(2), "a": inner})
+    with pytest.raises(ConfigError, match="the same as inputs"):
+        Choosing(make_policy(space, spaces.Discrete(2)), space, spaces.Discrete(2), False)
 
 
 @pytest.mark.parametrize(("export", "suffix"), [(export_onnx, ".onnx"), (export_torch, ".pt2")])

@@ -86,7 +86,7 @@ class AlgorithmConfig:
     max_env_failures: int = 10
     """Failures of environments that a shard bears with no episode ended in between: each is made again, its episode
     dropped. One more ends the run; with 0, the first does."""
-    item_deadline: float = 600.0
+    item_deadline: float | None = 600.0
     """Seconds that a worker may take for what it collects at a time. One that takes longer hangs, and is killed."""
     max_restarts: int = 10
     """Restarts of a worker within a minute, because it was killed, hung or crashed. One more ends the run."""

@@ -61,10 +61,10 @@ class Acting:
         if self.policy.has_mask:
             _check_mask(rows["action_mask"])
         with torch.no_grad():
-            params, self._state = self.policy(tree_map(torch.from_numpy, rows), state)
+            params, state = self.policy(tree_map(torch.from_numpy, rows), state)
             if beside is not None:
                 params = self.policy.distribution.masked(params, self._beside(beside, tuple(params.shape), single))
-        numbers = params.numpy()
+        self._state, numbers = state, params.detach().numpy()  # a view of a parameter has a gradient even so
         if seed is not None or self._random is None:
             self._random = np.random.default_rng(seed)
         if deterministic:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path as File
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,10 @@ from raceway.policies.distributions import Categorical, Gaussian, MultiCategoric
 from raceway.policies.policy import Policy
 from raceway.rl import empty
 
-_WHOLE = 2
+Path = tuple[str, ...]
+"""The keys that lead to a part of an observation."""
+
+_EXAMPLES = 2
 """Observations in the example: of one, the exporter would think that it is always one."""
 
 
@@ -35,9 +38,12 @@ class Choosing(nn.Module):
     ) -> None:
         super().__init__()
         self.policy = policy
-        self.parts = dict(_leaves(observation_space))
-        self.bare = "obs" in self.parts and not isinstance(observation_space, (spaces.Dict, spaces.Tuple))
+        found = list(_leaves(observation_space))
+        self.paths = {".".join(path) or "obs": path for path, _ in found}
+        self.parts = {".".join(path) or "obs": space for path, space in found}
         self.remembers = list(policy.initial_state(1))
+        if len({*self.inputs}) < len(found) + len(self.remembers):
+            raise ConfigError(f"the parts of {observation_space} have names that would be the same as inputs")
         self.dtype = torch.from_numpy(np.empty(0, action_space.dtype)).dtype
         self.low: Tensor | None
         self.high: Tensor | None
@@ -62,7 +68,7 @@ class Choosing(nn.Module):
 
     def forward(self, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
         """Return actions, and what is remembered."""
-        obs: Any = inputs["obs"] if self.bare else _nested({name: inputs[name] for name in self.parts})
+        obs = _nested({path: inputs[name] for name, path in self.paths.items()})
         params, state = self.policy(obs, {name: inputs[f"state_{name}"] for name in self.remembers})
         actions = self._best(params)
         if self.low is not None and self.high is not None:
@@ -82,33 +88,34 @@ class Choosing(nn.Module):
         raise ConfigError(f"a policy with actions of a {type(found).__name__} cannot be exported")
 
 
-def _leaves(space: spaces.Space, name: str = "") -> Iterator[tuple[str, spaces.Space]]:
-    """Give every part of a space that is an array, with its name."""
+def _leaves(space: spaces.Space, path: Path = ()) -> Iterator[tuple[Path, spaces.Space]]:
+    """Give every part of a space that is an array, with the keys that lead to it."""
     if not isinstance(space, (spaces.Dict, spaces.Tuple)):
-        yield name or "obs", space
+        yield path, space
         return
     parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
     for key, part in parts:
-        yield from _leaves(part, f"{name}.{key}" if name else str(key))
+        yield from _leaves(part, (*path, str(key)))
 
 
-def _nested(parts: dict[str, Tensor]) -> dict[str, Any]:
-    """Return parts by name as the nested mapping that they come from.
+def _nested(parts: Mapping[Path, Any]) -> Any:
+    """Return parts as the nested mapping that they come from.
 
-    >>> _nested({"a.b": 1, "a.c": 2, "d": 3})
-    {'a': {'b': 1, 'c': 2}, 'd': 3}
+    >>> _nested({("a", "b"): 1, ("a", "c"): 2, ("d",): 3}), _nested({(): 4})
+    ({'a': {'b': 1, 'c': 2}, 'd': 3}, 4)
     """
     found: dict[str, Any] = {}
-    for name, part in parts.items():
-        *above, last = name.split(".")
+    for path, part in parts.items():
+        if not path:
+            return part
         into = found
-        for key in above:
+        for key in path[:-1]:
             into = into.setdefault(key, {})
-        into[last] = part
+        into[path[-1]] = part
     return found
 
 
-def export_torch(choosing: Choosing, path: str | Path) -> Path:
+def export_torch(choosing: Choosing, path: str | File) -> File:
     """Save what chooses as `.pt2`, for `torch.export.load`, which needs no Raceway."""
     wanted = _checked(path, ".pt2")
     program = _program(choosing)
@@ -117,7 +124,7 @@ def export_torch(choosing: Choosing, path: str | Path) -> Path:
     return wanted
 
 
-def export_onnx(choosing: Choosing, path: str | Path) -> Path:
+def export_onnx(choosing: Choosing, path: str | File) -> File:
     """Save what chooses as ONNX, weights included."""
     wanted = _checked(path, ".onnx")
     try:
@@ -140,7 +147,7 @@ def export_onnx(choosing: Choosing, path: str | Path) -> Path:
 
 def _program(choosing: Choosing) -> Any:
     """Return the graph of what chooses, for any number of observations."""
-    examples = choosing.examples(_WHOLE)
+    examples = choosing.examples(_EXAMPLES)
     batch = torch.export.Dim.DYNAMIC
     before = choosing.training
     try:
@@ -154,8 +161,8 @@ def _program(choosing: Choosing) -> Any:
         choosing.train(before)
 
 
-def _checked(path: str | Path, suffix: str) -> Path:
-    wanted = Path(path)
+def _checked(path: str | File, suffix: str) -> File:
+    wanted = File(path)
     if wanted.suffix != suffix:
         raise ConfigError(f"the file must end in {suffix}: {str(path)!r}")
     if not wanted.parent.is_dir():

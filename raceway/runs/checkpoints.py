@@ -10,17 +10,19 @@
 
 A long array is cut into blocks of rows that are named by what they hold, so only those that have changed since the last
 checkpoint are written. Everything is written aside, brought to the disk, and then renamed.
+
+Reading one believes nothing: each file is checked against the manifest, nothing in it is run or imported, and no file
+is looked for outside the folder. What cannot be read is a `CheckpointError` that names the file and says why.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import logging
+import math
 import os
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,15 +33,19 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
-from raceway.errors import CheckpointError
+from raceway.errors import CheckpointError, ConfigError, whole
+from raceway.runs.blocks import Blocks, is_long, is_name
 from raceway.runs.coding import Array, Arrays, decode, digest, encode, hash_of
+from raceway.runs.disk import put, read, remove, sync
 
 SCHEMA = 1
-BLOCK = 4 << 20
-"""Bytes of a block, about."""
 POLICY = "state/learner/policy/"
 """Where the weights of the policy stand in a state."""
 
+_TENSORS = frozenset(np.dtype(name).str for name in ["?", "b", "B", "<h", "<H", "<i", "<I", "<q", "<Q", "<e", "<f", "<d"])
+"""Types of arrays that a file of tensors gives back as they were; others are written as blocks."""
+_UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What comes of reading data that makes no sense."""
 _log = logging.getLogger(__name__)
 
 
@@ -54,17 +60,24 @@ class Checkpoint:
         """What is said of it, having been checked."""
         path = self.path / "manifest.json"
         try:
-            found = json.loads(_read(path))
+            found = json.loads(read(path))
             body, told = found["body"], found["sha256"]
-        except (ValueError, TypeError, KeyError) as error:
-            raise CheckpointError(path, f"it is corrupt ({type(error).__name__})") from error
-        if _hash(_canonical(body)) != told:
-            raise CheckpointError(path, "it is corrupt: its hash is not what it says")
-        if body["schema"] > SCHEMA:
-            raise CheckpointError(
-                path, f"it is of schema {body['schema']}, and this version of raceway reads up to {SCHEMA}. Upgrade it."
-            )
+            if _hash(_canonical(body)) != told:
+                raise CheckpointError(path, "it is corrupt: its hash is not what it says")
+            if body["schema"] > SCHEMA:
+                raise CheckpointError(
+                    path,
+                    f"it is of schema {body['schema']}, and this version of raceway reads up to {SCHEMA}. Upgrade it.",
+                )
+            _check(body)
+        except _UNREADABLE as error:
+            raise CheckpointError(path, f"it is corrupt ({error!r})") from error
         return body
+
+    @property
+    def steps(self) -> int:
+        """Steps of environments, by its name."""
+        return int(self.path.name.removeprefix(_WAS))
 
     @property
     def about(self) -> dict[str, Any]:
@@ -78,63 +91,67 @@ class Checkpoint:
 
     def weights(self) -> Arrays:
         """Return the weights of the policy, by their names."""
-        return self._tensors("policy.safetensors")
+        blocks = {name[len(POLICY) :]: self._long(name) for name in self.manifest["blocks"] if name.startswith(POLICY)}
+        return self._tensors("policy.safetensors") | blocks
 
     def state(self) -> Any:
         """Return the whole state, with writable arrays of its own."""
         doc = self._document()
         arrays = self._tensors("state.safetensors")
-        arrays |= {POLICY + name: array for name, array in self.weights().items()}
-        for name, blocks in self.manifest["blocks"].items():
-            arrays[name] = np.concatenate([self._block(one) for one in blocks])
+        arrays |= {POLICY + name: array for name, array in self._tensors("policy.safetensors").items()}
+        arrays |= {name: self._long(name) for name in self.manifest["blocks"]}
         try:
             return decode(doc, arrays)
-        except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(self.path, f"its state cannot be read ({error!r})") from error
+        except _UNREADABLE as error:
+            raise CheckpointError(self.path / "state.json", f"its state cannot be read ({error!r})") from error
 
     def _document(self) -> Any:
-        return json.loads(self._verified("state.json"))
+        try:
+            return json.loads(self._verified("state.json"))
+        except (RecursionError, ValueError) as error:
+            raise CheckpointError(self.path / "state.json", f"it cannot be read ({error})") from error
 
     def _tensors(self, name: str) -> Arrays:
         try:
             return {key: np.array(array) for key, array in load_tensors(self._verified(name)).items()}
-        except SafetensorError as error:
+        except (SafetensorError, *_UNREADABLE) as error:
             raise CheckpointError(self.path / name, f"it cannot be read ({error})") from error
+
+    def _long(self, name: str) -> Array:
+        return Blocks(self.path.parent / "blocks").get(self.manifest["blocks"][name])
 
     def _verified(self, name: str) -> bytes:
         """Return the contents of a file, which are what was written."""
         told = self.manifest["files"].get(name)
         if told is None:
             raise CheckpointError(self.path / "manifest.json", f"it does not tell of {name}")
-        content = _read(self.path / name)
-        if len(content) != told["size"]:
-            raise CheckpointError(self.path / name, f"it has {len(content):,} bytes, and {told['size']:,} were written")
+        content = read(self.path / name, told["size"])
         if _hash(content) != told["sha256"]:
             raise CheckpointError(self.path / name, "it is corrupt: its hash is not what was written")
         return content
 
-    def _block(self, name: str) -> Array:
-        path = self.path.parent / "blocks" / f"{name}.npy"
-        try:
-            array = np.lib.format.read_array(io.BytesIO(_read(path)), allow_pickle=False)
-        except ValueError as error:
-            raise CheckpointError(path, f"it is corrupt ({error})") from error
-        if hash_of(array) != name:
-            raise CheckpointError(path, "it is corrupt: its hash is not its name")
-        return array
-
 
 class Checkpoints:
-    """The checkpoints of a run: the latest few, and the best."""
+    """The checkpoints of a run: the latest few, and the best.
+
+    Args:
+        folder: where they are.
+        keep: how many of the latest stay.
+    """
 
     def __init__(self, folder: str | Path, keep: int = 3) -> None:
-        self.folder, self.keep = Path(folder), keep
+        self.folder, self.keep = Path(folder), whole("keep", keep)
+        self._blocks = Blocks(self.folder / "blocks")
+        self._cluttered = False  # whether it was said that old ones stay
 
     def all(self) -> list[Checkpoint]:
         """Return those that are there, the oldest first. Nothing is checked."""
         if not self.folder.is_dir():
             return []
-        return [Checkpoint(path) for path in sorted(self.folder.iterdir()) if path.name.isdigit() and path.is_dir()]
+        names = {path.name for path in self.folder.iterdir()}
+        final = {name.removeprefix(_WAS) for name in names}
+        there = [name if name in names else _WAS + name for name in final if name.isascii() and name.isdigit()]
+        return sorted((Checkpoint(self.folder / name) for name in there), key=lambda one: (one.steps, one.path.name))
 
     def find(self, which: str | int = "latest") -> Checkpoint:
         """Return the `latest`, the `best`, or that of so many steps, having checked what it says of itself."""
@@ -143,26 +160,17 @@ class Checkpoints:
             raise CheckpointError(self.folder, "there is no checkpoint. It may have ended before the first was due.")
         if which == "best":
             return self.best() or self.find("latest")
-        if which == "latest":
-            found = there[-1]
-        else:
-            found = Checkpoint(self.folder / _name(int(which)))
-            if found.path not in [one.path for one in there]:
-                steps = ", ".join(str(int(one.path.name)) for one in there)
-                raise CheckpointError(self.folder, f"there is no checkpoint of {which} steps. There are: {steps}")
+        found = there[-1] if which == "latest" else {str(one.steps): one for one in there}.get(str(which))
+        if found is None:
+            steps = ", ".join(str(one.steps) for one in there)
+            raise CheckpointError(self.folder, f"there is no checkpoint of {which} steps. There are: {steps}")
         found.manifest  # noqa: B018 - is read, and checked
         return found
 
     def best(self) -> Checkpoint | None:
-        """Return the one with the highest score, if any has one."""
-        scored = [one for one in self.all() if self._score(one) is not None]
-        return max(scored, key=lambda one: (self._score(one), one.path.name), default=None)
-
-    def _score(self, one: Checkpoint) -> float | None:
-        try:
-            return one.about.get("score")
-        except CheckpointError:
-            return None
+        """Return the one with the highest score, if any has one; of equal ones the latest."""
+        scored = [(score, one.steps, one) for one in self.all() if (score := _score(one)) is not None]
+        return max(scored, key=lambda entry: entry[:2])[2] if scored else None
 
     def newest_good(self) -> tuple[Checkpoint, Any]:
         """Return the latest that can be read, with its state. Those that cannot are told of."""
@@ -180,41 +188,48 @@ class Checkpoints:
 
     def save(self, state: Any, about: Mapping[str, Any]) -> Checkpoint:
         """Write a state, and remove what is not to be kept. An OSError leaves what was there as it was."""
-        final = self.folder / _name(about["steps"])
-        aside = self.folder / f".new-{final.name}"
-        (self.folder / "blocks").mkdir(parents=True, exist_ok=True)
-        self.tidy()
+        final = self.folder / f"{about['steps']:012d}"
+        aside = self.folder / f"{_NEW}{final.name}"
+        self._begin()
         try:
             self._write(aside, state, about)
-            if final.exists():  # one that was gone back behind
-                os.rename(final, self.folder / f".old-{final.name}")
+            if os.path.lexists(final):  # one that was gone back behind; `all` finds it under either name
+                os.rename(final, self.folder / f"{_WAS}{final.name}")
             os.rename(aside, final)
-            _sync(self.folder)
-        except OSError:
-            shutil.rmtree(aside, ignore_errors=True)
-            self._sweep()
+            sync(self.folder)
+        except BaseException:
+            self.tidy()
+            self._blocks.undo(self._needed()[0])
             raise
-        self._prune()
+        self._prune(int(about["steps"]))
         return Checkpoint(final)
+
+    def _begin(self) -> None:
+        if not self.folder.is_dir():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            sync(self.folder.parent)
+        self.tidy()
+        self._blocks.begin()
 
     def _write(self, folder: Path, state: Any, about: Mapping[str, Any]) -> None:
         doc, arrays = encode(state)
-        long = {name: _rows(array) for name, array in arrays.items() if array.nbytes > BLOCK and array.ndim}
-        blocks = {name: [self._put_block(part) for part in parts] for name, parts in long.items()}
-        short = {name: array for name, array in arrays.items() if name not in long}
-        policy = {name[len(POLICY) :]: short.pop(name) for name in list(short) if name.startswith(POLICY)}
-        hashes = {
-            name: hash_of(array) for name, array in {**short, **{POLICY + k: v for k, v in policy.items()}}.items()
+        policy = {name: array for name, array in arrays.items() if name.startswith(POLICY) and _is_tensor(array)}
+        short = {
+            name: array
+            for name, array in arrays.items()
+            if name not in policy and _is_tensor(array) and not is_long(array)
         }
+        blocks = {name: self._blocks.put(arrays[name]) for name in arrays if name not in policy and name not in short}
+        hashes = {name: hash_of(array) for name, array in {**policy, **short}.items()}
         hashes |= {name: _hash("".join(parts).encode()) for name, parts in blocks.items()}
         contents = {
             "state.json": json.dumps(doc).encode(),
-            "state.safetensors": save_tensors({name: np.ascontiguousarray(array) for name, array in short.items()}),
-            "policy.safetensors": save_tensors({name: np.ascontiguousarray(array) for name, array in policy.items()}),
+            "state.safetensors": _tensor_file(short),
+            "policy.safetensors": _tensor_file({name[len(POLICY) :]: array for name, array in policy.items()}),
         }
         body = {
             "schema": SCHEMA,
-            "about": dict(about),
+            "about": _plain(about),
             "state_sha256": digest(doc, hashes),
             "files": {name: {"size": len(text), "sha256": _hash(text)} for name, text in contents.items()},
             "blocks": blocks,
@@ -222,58 +237,86 @@ class Checkpoints:
         manifest = {"sha256": _hash(_canonical(body)), "body": body}
         folder.mkdir()
         for name, text in {**contents, "manifest.json": json.dumps(manifest, indent=1).encode()}.items():
-            _put(folder / name, text)
-        _sync(folder)
-        _sync(self.folder / "blocks")
-
-    def _put_block(self, part: Array) -> str:
-        name = hash_of(part)
-        path = self.folder / "blocks" / f"{name}.npy"
-        if not path.exists():
-            made = io.BytesIO()
-            np.lib.format.write_array(made, part, allow_pickle=False)
-            aside = path.with_suffix(".new")
-            _put(aside, made.getbuffer())
-            os.rename(aside, path)
-        return name
+            put(folder / name, text)
+        sync(folder)
+        sync(self.folder / "blocks")
 
     def tidy(self) -> None:
-        """Remove what a run that was killed has left half done."""
-        for pattern in (".new-*", ".old-*"):
+        """Remove what a run that was killed has left half done, and put back what it was about to replace."""
+        for path in self.folder.glob(f"{_WAS}*"):
+            final = self.folder / path.name.removeprefix(_WAS)
+            if os.path.lexists(final):
+                remove(path)
+            else:
+                os.rename(path, final)
+        for pattern in (f"{_NEW}*", f"{_OLD}*"):
             for path in self.folder.glob(pattern):
-                shutil.rmtree(path, ignore_errors=True)
+                remove(path)
 
-    def _prune(self) -> None:
-        there, best = self.all(), self.best()
-        for one in there[: -self.keep]:
-            if best is None or one.path != best.path:
-                gone = self.folder / f".old-{one.path.name}"
-                os.rename(one.path, gone)
-                shutil.rmtree(gone, ignore_errors=True)
-        self._sweep()
+    def _prune(self, steps: int) -> None:
+        """Remove what is not to be kept. Of what is later than the last, none could be gone on from: none counts."""
+        there, best = [one for one in self.all() if one.steps <= steps], self.best()
+        try:
+            for one in there[: -self.keep]:
+                if best is None or one.path != best.path:
+                    os.rename(one.path, self.folder / f"{_OLD}{one.path.name}")
+            self.tidy()
+            needed, known = self._needed()
+            if known:
+                self._blocks.sweep(needed)
+            self._cluttered = False
+        except OSError as error:
+            if not self._cluttered:
+                _log.warning("old checkpoints cannot be removed from %s: %s", self.folder, error)
+            self._cluttered = True
 
-    def _sweep(self) -> None:
-        """Remove blocks that no checkpoint needs."""
+    def _needed(self) -> tuple[set[str], bool]:
+        """Return the blocks that checkpoints need, and whether all are known: one to be mended may need others."""
         needed: set[str] = set()
+        known = True
         for one in self.all():
             try:
                 needed.update(name for names in one.manifest["blocks"].values() for name in names)
             except CheckpointError:
-                return  # whoever mends it will need its blocks
-        for path in (self.folder / "blocks").iterdir():
-            if path.stem not in needed or path.suffix != ".npy":
-                path.unlink(missing_ok=True)
+                known = False
+        return needed, known
 
 
-def _name(steps: int) -> str:
-    return f"{steps:012d}"
+_NEW, _OLD, _WAS = ".new-", ".old-", ".was-"  # being written; being removed; being replaced
 
 
-def _rows(array: Array) -> Iterator[Array]:
-    """Cut an array into blocks of rows."""
-    each = max(BLOCK // max(array[:1].nbytes, 1), 1)
-    for begin in range(0, len(array), each):
-        yield array[begin : begin + each]
+def _score(one: Checkpoint) -> float | None:
+    try:
+        score = one.about.get("score")
+    except CheckpointError:
+        return None
+    return score if isinstance(score, (int, float)) and not math.isnan(score) else None
+
+
+def _check(body: Any) -> None:
+    """Refuse a manifest that lacks something, or names what cannot be a block."""
+    sizes = [whole("size", one["size"], 0) for one in body["files"].values()]
+    hashes = [one["sha256"] for one in body["files"].values()]
+    whole("steps", body["about"]["steps"], 0)
+    names = [name for parts in body["blocks"].values() for name in parts]
+    if not all(map(is_name, [body["state_sha256"], *hashes, *names])) or not all(body["blocks"].values()):
+        raise ValueError(f"{len(sizes)} files and {len(names)} blocks are not all named by a hash")
+
+
+def _is_tensor(array: Array) -> bool:
+    return array.dtype.str in _TENSORS
+
+
+def _tensor_file(arrays: Arrays) -> bytes:
+    return save_tensors({name: np.asarray(array, order="C") for name, array in arrays.items()})
+
+
+def _plain(about: Mapping[str, Any]) -> Any:
+    """Return it as it will be read."""
+    try:
+        return json.loads(json.dumps(dict(about), default=lambda value: value.item()))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"what is told of a checkpoint must be plain data: {error}. It is {dict(about)!r}.") from error
 
 
 def _canonical(body: Any) -> bytes:
@@ -282,27 +325,3 @@ def _canonical(body: Any) -> bytes:
 
 def _hash(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(path, f"it cannot be read ({error.strerror})") from error
-
-
-def _put(path: Path, content: Any) -> None:
-    """Write a file and bring it to the disk."""
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    """Bring to the disk what a folder lists."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

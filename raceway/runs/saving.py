@@ -29,26 +29,29 @@ class Saver:
         self.last: Checkpoint | None = None
         self.spent: float | None = None
         """Seconds that the last one took, until somebody has read it."""
-        self._saved_steps, self._saved_at = 0, clock()
+        self._saved_steps: int | None = None
+        self._tried_steps, self._tried_at = 0, clock()
         self._failing = False
 
     def start(self, last: Checkpoint | None, steps: int) -> None:
         """Count from now on, after a checkpoint that there is."""
-        self.last, self._saved_steps, self._saved_at = last, steps, self._clock()
+        self.last, self._saved_steps = last, steps
+        self._tried_steps, self._tried_at = steps, self._clock()
 
     def due(self, steps: int) -> bool:
         """Whether it is time."""
-        if self.every is not None and steps // self.every > self._saved_steps // self.every:
+        if self.every is not None and steps // self.every > self._tried_steps // self.every:
             return True
-        return bool(self.seconds) and self._clock() - self._saved_at >= self.seconds
+        return bool(self.seconds) and self._clock() - self._tried_at >= self.seconds
 
     def save(self, state: Callable[[], Any], about: Mapping[str, Any]) -> Checkpoint | None:
-        """Save what a function returns. If the disk is full or broken, it is said once, and tried again next time."""
+        """Save what a function returns. If the disk is full or broken, it is said once, and tried again when due."""
         if self.last is not None and about["steps"] == self._saved_steps and not self._failing:
             return self.last
         begin = self._clock()
+        found = state()  # what goes wrong in here is no fault of the disk
         try:
-            self.last = self.checkpoints.save(state(), about)
+            self.last = self.checkpoints.save(found, about)
         except OSError as error:
             if not self._failing:
                 _log.warning("no checkpoint could be saved: %s. Training goes on, and so do later attempts", error)
@@ -57,8 +60,8 @@ class Saver:
             if self._failing:
                 _log.warning("checkpoints are saved again")
             self._failing, self._saved_steps = False, about["steps"]
-        self._saved_at = self._clock()
-        self.spent = self._saved_at - begin
+        self._tried_steps, self._tried_at = about["steps"], self._clock()
+        self.spent = self._tried_at - begin
         return None if self._failing else self.last
 
     def seconds_spent(self) -> dict[str, float]:

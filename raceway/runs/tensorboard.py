@@ -47,8 +47,8 @@ class Events:
         self, folder: Path, from_step: int | None = None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         try:
-            from tensorboardX.proto import event_pb2  # type: ignore[import-untyped]
-            from tensorboardX.record_writer import masked_crc32c  # type: ignore[import-untyped]
+            from tensorboardX.proto import event_pb2
+            from tensorboardX.record_writer import masked_crc32c
         except ImportError as error:
             raise ConfigError("metrics for TensorBoard need tensorboardX: pip install tensorboardX") from error
         self._messages: Any = event_pb2

@@ -22,7 +22,7 @@ from raceway.play.faults import Recovery
 from raceway.play.fragments import RunningReturns, judged
 from raceway.policies import Policy, make_policy
 from raceway.policies.learner import tensors_of
-from raceway.rl import Batch
+from raceway.rl import Batch, sequences
 from tests.play.worlds import Counting, Fault, slots_of
 
 VECTORS = [mode.name for mode in AutoresetMode]
@@ -157,7 +157,18 @@ def test_transitions_are_cut_short_where_an_episode_was_dropped(cut: int) -> Non
     assert rows[2, 1, 0] == (20_001 + 0.5 * 20_002 + 0.25 * 20_003, 0.125, (2, 1, 3))
     assert rows[2, 1, 3][:2] == (20_004, 0)
     assert sum(part["episode_lost"].tolist() == [2] for part in parts) == 1
-    assert sum(TrainStats.of(part).env_failures for part in parts) == 1
+    assert TrainStats.merged([TrainStats.of(part) for part in parts]).env_failures == 1
+
+
+@pytest.mark.parametrize("cut", [1, 2, 4])
+def test_sequences_say_where_an_episode_was_dropped(cut: int) -> None:
+    collector, held, found = collector_of(failing()), None, []
+    for number in range(4 // cut):
+        made, held = sequences(collector.fragment(cut, number), 4, 0, held)
+        found += [made] if made else []
+    assert found[0]["obs"][1].tolist() == [[1, 1, 0], [1, 1, 1], [1, 1, 2], [2, 1, 0]]
+    assert found[0]["mask"].tolist() == [[True] * 4, [True, False, False, True]]
+    assert found[0]["truncated"][1].tolist() == [False, True, False, False]
 
 
 def test_advantages_reach_as_far_as_the_episode_was_played() -> None:
@@ -522,5 +533,3 @@ def test_envpool_is_made_again() -> None:
     assert len(batch["episode_lost"]) == 1
     assert not np.array_equal(batch["obs"][0], first["obs"][0]), "the same seed again"
     worker.close()
-
-
