@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from raceway.errors import ConfigError
 from raceway.play.evaluating import Evaluation, evaluate
 from raceway.policies import Policy, Weights, make_policy
 from raceway.policies.acting import Acting
-from raceway.policies.networks import NETWORKS
+from raceway.policies.networks import NETWORKS, imported
 from raceway.rl.space_json import space_from_json, space_to_json
 from raceway.runs.checkpoints import Checkpoint, Checkpoints
 from raceway.runs.directory import read_config
@@ -175,7 +173,7 @@ def _network(config: Mapping[str, Any], given: Any, *, trust: bool) -> Any:
     """Return the network of a run. What has to be imported is given again, or trusted."""
     saved = config["policy"]["network"]
     if given is not None:
-        return _imported(given) if isinstance(given, str) and ":" in given else given
+        return imported(given)
     if saved in NETWORKS:
         return saved
     if ":" not in saved or not config.get("importable", {}).get("network", True):
@@ -185,18 +183,7 @@ def _network(config: Mapping[str, Any], given: Any, *, trust: bool) -> Any:
             f"the network of this run is {saved!r}: a module that would be imported. Give it again with --network "
             f"{saved} (in Python, network={saved!r}), or let the run import what it names with --trust (trust=True)."
         )
-    return _imported(saved)
-
-
-def _imported(network: str) -> Any:
-    """Return a network's function, found by `module:function`."""
-    module, _, name = network.partition(":")
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # a module beside the user, as `python -m` would find it
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"network {network!r} cannot be found: {error}. Give module:function.") from error
+    return imported(saved)
 
 
 def _fill(policy: Policy, checkpoint: Checkpoint) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,13 +18,14 @@ from raceway.envs import EnvSettings, Purpose, Slots, make_slots, seed_of
 from raceway.errors import ConfigError, known
 from raceway.ops import ReportMetrics, RolloutWorker, parallel_rollouts
 from raceway.play import choose_workers, measure_step
-from raceway.play.evaluating import evaluate
 from raceway.policies import Policy
+from raceway.policies.networks import imported
 from raceway.resuming import Start, start_of
 from raceway.rl.space_json import space_to_json
 from raceway.runs.checkpoints import Checkpoints
 from raceway.runs.directory import RunDirectory, read_metrics
 from raceway.runs.display import Watcher
+from raceway.runs.evaluations import Evaluations
 from raceway.runs.machine import num_cores, one_thread, since_start
 from raceway.runs.saving import Saver
 from raceway.runs.stopping import StopSignals
@@ -107,7 +106,7 @@ class Training:
         slots = make_slots(self.env, 1)
         try:
             algorithm.check_actions(slots.action_space, self.env.name)
-            self.cfg = dataclasses.replace(cfg.for_env(slots), network=_network(cfg.network))
+            self.cfg = dataclasses.replace(cfg.for_env(slots), network=imported(cfg.network))
             spaces = slots.observation_space, slots.action_space
             self.rollouts = dataclasses.replace(self.cfg.rollouts(self.env), repeats=slots.repeats)
             self.policy = self.rollouts.make_policy(*spaces, seed_of(cfg.seed, Purpose.WEIGHTS))
@@ -118,8 +117,9 @@ class Training:
         self.learner = self.cfg.learner(self.policy)
         self.report = ReportMetrics()
         self.result = Result({}, self.policy)
-        self._scored: tuple[int, float] | None = None  # the last evaluation: steps and mean return
-        self._best: float | None = None  # of all evaluations
+        self.evaluations = Evaluations(
+            self.policy, self.env, cfg.eval_every, cfg.eval_episodes, seed=cfg.seed, clip_actions=cfg.clip_actions
+        )
 
     @classmethod
     def again(
@@ -168,26 +168,30 @@ class Training:
 
     def _directory(self, stack: ExitStack) -> RunDirectory:
         """Return the folder of the run, with all that is known of it so far."""
-        cfg, name = self.cfg, f"{self.algorithm.name}-{plain_name(self.env.name)}-{self.cfg.seed}"
-        if self.start is not None:
-            iterations = self.start.checkpoint.about["iterations"]
-            directory = RunDirectory.again(cfg.run_dir, iterations)
+        cfg, asked, start = self.cfg, self.asked, self.start
+        config = {**dataclasses.asdict(cfg), "network": asked.network, "env": self.env.name}
+        if start is not None:
+            about = start.checkpoint.about
+            directory = RunDirectory.again(cfg.run_dir, about["iterations"])
             stack.callback(directory.close)
+            directory.describe_again(config, about["steps"], num_workers=self.num_workers)
             self.result.metrics = read_metrics(directory.path)
             self.result.returns = [value for row in self.result.metrics for value in row["returns"]]
         else:
+            name = f"{self.algorithm.name}-{plain_name(self.env.name)}-{cfg.seed}"
             directory = RunDirectory.new(cfg.run_dir, name)
             stack.callback(directory.close)
-        directory.describe(
-            self.algorithm.name,
-            {**dataclasses.asdict(cfg), "network": self.asked.network, "env": self.env.name},
-            num_workers=self.num_workers,
-            policy=self.rollouts.about_policy | {"network": self.asked.network},
-            spaces={name: space_to_json(one) for name, one in zip(("observation", "action"), self.spaces, strict=True)},
-            env={"name": self.env.name, "kwargs": self.env.kwargs, "vector": self.env.vector},
-            importable={"env": isinstance(self.asked.env, str), "network": isinstance(self.asked.network, str)},
-        )
-        self.events = stack.enter_context(Events(directory.path, self.start and self.start.checkpoint.about["steps"]))
+            seen, done = map(space_to_json, self.spaces)
+            directory.describe(
+                self.algorithm.name,
+                config,
+                num_workers=self.num_workers,
+                policy={**self.rollouts.about_policy, "network": asked.network},
+                spaces={"observation": seen, "action": done},
+                env={"name": self.env.name, "kwargs": self.env.kwargs, "vector": self.env.vector},
+                importable={"env": isinstance(asked.env, str), "network": isinstance(asked.network, str)},
+            )
+        self.events = stack.enter_context(Events(directory.path, start and start.checkpoint.about["steps"]))
         return directory
 
     @contextmanager
@@ -225,7 +229,7 @@ class Training:
             limit = self._limit() if self.start is not None else None
             while limit is None and (row := next(run, None)) is not None:
                 row |= self.saver.seconds_spent()
-                better = self._evaluate(row)
+                better = self.evaluations(self.report.timesteps, row)
                 self._tell(row, directory)
                 limit = signals.reason or self._limit()
                 if limit or better or self.saver.due(self.report.timesteps):
@@ -240,7 +244,7 @@ class Training:
             return flow.start()
         checkpoint, state = self.start
         self.learner.restore(state["learner"])
-        self._scored, self._best = state["scored"], state["best"]
+        self.evaluations.restore(state["evaluations"])
         self.saver.start(checkpoint, checkpoint.about["steps"])
         self.start = Start(checkpoint, None)  # the state may be large
         return flow.start(state=state["flow"])
@@ -255,10 +259,6 @@ class Training:
 
     def _save(self, run: Any) -> None:
         report = self.report
-        if self.cfg.eval_every is None:
-            score = report.mean_return if report.full else None
-        else:
-            score = self._scored[1] if self._scored and self._scored[0] == report.timesteps else None
         about = {
             "steps": report.timesteps,
             "iterations": report.iterations,
@@ -266,7 +266,7 @@ class Training:
             "env": self.env.name,
             "seed": self.cfg.seed,
             "mean_return": report.mean_return,
-            "score": score,
+            "score": self.evaluations.score(report.timesteps, report.mean_return if report.full else None),
         }
         self.events.flush()
         checkpoint = self.saver.save(lambda: self._state(run), about)
@@ -275,20 +275,7 @@ class Training:
 
     def _state(self, run: Any) -> Any:
         flow = run.state()  # first: what is under way comes to its end
-        return {"learner": self.learner.state(), "flow": flow, "scored": self._scored, "best": self._best}
-
-    def _evaluate(self, row: dict[str, Any]) -> bool:
-        """Play some episodes for the record, if it is time, and return whether it went better than ever."""
-        cfg, steps = self.cfg, self.report.timesteps
-        if cfg.eval_every is None or steps // cfg.eval_every <= (self._scored or (0,))[0] // cfg.eval_every:
-            return False
-        seed = seed_of(cfg.seed, Purpose.EVALUATION)
-        found = evaluate(self.policy, self.env, cfg.eval_episodes, seed=seed, clip_actions=cfg.clip_actions)
-        row["eval/mean_reward"], row["eval/std_reward"] = found.mean_return, found.std_return
-        row["eval/mean_ep_length"] = found.mean_length
-        self._scored, before = (steps, found.mean_return), self._best
-        self._best = found.mean_return if before is None else max(before, found.mean_return)
-        return before is None or found.mean_return > before
+        return {"learner": self.learner.state(), "flow": flow, "evaluations": self.evaluations.state()}
 
     def _limit(self) -> str | None:
         cfg, report = self.cfg, self.report
@@ -332,16 +319,3 @@ class Training:
 def plain_name(name: str) -> str:
     """Return an environment's name as it can be part of a folder's."""
     return name.replace(":", ".").replace("/", "-")
-
-
-def _network(network: Any) -> Any:
-    """Return a network's function, found by `module:function`."""
-    if not isinstance(network, str) or ":" not in network:
-        return network
-    module, _, name = network.partition(":")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"network {network!r} cannot be found: {error}. Give module:function.") from error

@@ -381,3 +381,20 @@ def test_a_run_knows_what_it_is() -> None:
     assert re.fullmatch(rf"process {os.getpid()} on .*\n", Path("run/lock").read_text())
     assert result.summary["state_sha256"] == last("run").sha256
     assert raceway.resume("run", iterations=3).summary["iterations"] == 3
+
+
+def test_a_run_remembers_how_often_it_was_resumed_and_what_changed() -> None:
+    algorithm, settings = settings_of("ppo cartpole")
+    train(algorithm, run_dir="run", engine="inline", iterations=2, **settings)
+    first = json.loads(Path("run/config.json").read_text())
+    resume("run", iterations=3)
+    resume("run", iterations=3, total_timesteps=100_000, engine="process", num_workers=1)
+    about = json.loads(Path("run/config.json").read_text())
+    assert {name: about[name] for name in ("started", "command", "versions")} == {
+        name: first[name] for name in ("started", "command", "versions")
+    }
+    assert [(one["steps"], one["changed"]) for one in about["resumes"]] == [
+        (256, {"iterations": 3}),
+        (384, {"total_timesteps": 100_000, "engine": "process", "num_workers": 1}),
+    ]
+    assert about["config"] == {**first["config"], **about["resumes"][0]["changed"], **about["resumes"][1]["changed"]}

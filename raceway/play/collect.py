@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -46,8 +46,7 @@ class Collector(Acting):
         self.seed, self.shard, self.worker = seed, shard, worker
         self.recovery = recovery or Recovery()
         self.episode = np.zeros(slots.num, np.int64)  # the number of the episode that each slot plays
-        self.failures = np.zeros(slots.num, np.int64)  # of each slot: no seed that brought one comes again
-        self._anew: list[int] = []  # slots whose environment was just made again
+        self.failures = [0] * slots.num  # of each slot: no seed that brought one comes again
         self._resets_itself = False  # whether a slot needs a step of its own for that
         self._now = 0  # the row of what is seen now
         self._history = History(slots.num)
@@ -62,7 +61,7 @@ class Collector(Acting):
             `final_obs` what was seen after the last one, [E, ...], and `episode_lost` the steps of those that were
             dropped, because an environment failed.
         """
-        self.failures[:] = 0  # a call does not depend on those before
+        self.failures = [0] * self.num_slots  # a call does not depend on those before
         return self._played(lambda: self._episodes(np.asarray(counts), number))
 
     def fragment(self, num_steps: int, number: int = 0) -> Batch:
@@ -88,9 +87,8 @@ class Collector(Acting):
                 self._stop()
                 self.recovery.in_a_row = before  # what has ended since is lost too
                 self.slots = self.recovery.remade(self.slots, lost, partial(self._place, 0))
-                self.failures[lost.slot if isinstance(self.slots, SteppedSlots) else slice(None)] += 1
+                self._count([lost.slot] if isinstance(self.slots, SteppedSlots) else range(self.num_slots))
                 self.episode += 1
-                self._anew = list(range(self.num_slots))
             except EnvironmentFailed:
                 self._stop()
                 raise
@@ -108,7 +106,7 @@ class Collector(Acting):
         self._act_with(self._random(number))
         now, self._final, self._ends = 0, [], None
         while self._active:
-            if now == self._rows:
+            if now == len(self.valid):
                 self._check(now)
                 self._reserve(2 * now)
                 if now >= _ENDLESS:
@@ -132,7 +130,7 @@ class Collector(Acting):
         return batch | scores_of(self.slots)
 
     def _fragment(self, num_steps: int, number: int) -> Batch:
-        if num_steps > self._rows:
+        if num_steps > len(self.valid):
             self._reserve(num_steps)
         if self.playing.all():
             tree_map(lambda seen: np.copyto(seen[0], seen[self._now]), self.obs)
@@ -168,18 +166,19 @@ class Collector(Acting):
         """Take a step in every slot and return those whose episode it ended."""
         actions = self._act(now)
         valid, ended = self.valid[now], self.ended[now]
-        arrays = row_of(self.obs, now + 1), self.reward[now], ended
+        failure = real = None
         try:
-            real, failure = self.slots.step(actions, self._active, *arrays), None
+            real = self.slots.step(actions, self._active, row_of(self.obs, now + 1), self.reward[now], ended)
         except EnvironmentFailed as error:
-            real, failure = None, error
+            failure = error
         self._resets_itself = real is not None
         valid[:] = self.playing if real is None else self.playing & real
         if self.state and real is not None:
             self._forget(np.flatnonzero(self.playing & ~real).tolist())  # it has seen the end of the episode before
         if failure is not None:
-            step = self.slots.step
-            self._lose(self._without(failure, self._active, now, lambda rest: step(actions, rest, *arrays)), now)
+            rows = row_of(self.obs, now + 1), self.reward[now], ended
+            go_on = lambda rest: self.slots.step(actions, rest, *rows)  # noqa: E731
+            self._lose(self._without(failure, self._active, now, go_on), now)
         if 1 not in ended.tobytes():  # as nearly always; ended.any() takes six times as long
             return []
         over: list[int] = np.flatnonzero((ended[0] | ended[1]) & valid).tolist()
@@ -212,18 +211,18 @@ class Collector(Acting):
                 failure = error
             failed = [] if failure is None else self._without(failure, slots, row, partial(self._reset, here))
             for slot, seed in zip(slots, seeds, strict=True) if self.slots.recalls else ():
-                self._history.began(slot, row, seed, slot in self._anew or self.slots.anew(slot))
+                self._history.began(slot, row, seed, slot in self.recovery.anew or self.slots.anew(slot))
             if self.state:
                 self._forget(slots)
             slots = failed
-        self._anew = []
+        self.recovery.anew.clear()
 
     def _reset(self, here: Any, slots: list[int]) -> None:
         self.slots.reset(slots, list(map(self._seed, slots)), here)
 
     def _seed(self, slot: int) -> int:
         """Return what the episode of a slot begins with."""
-        episode, failures = int(self.episode[slot]), int(self.failures[slot])
+        episode, failures = int(self.episode[slot]), self.failures[slot]
         if not failures:
             return seed_of_episode(self.seed, self.shard, slot, episode)
         return seed_of(self.seed, Purpose.ENVIRONMENT, self.shard, slot, episode, failures)
@@ -231,9 +230,12 @@ class Collector(Acting):
     def _without(self, error: EnvironmentFailed, slots: list[int], row: int, go_on: Callable[[list[int]], Any]) -> Any:
         """Go on with the slots after one that failed, and return all that did."""
         failed = self.recovery.without(error, slots, self.slots, partial(self._place, row), go_on)
-        self.failures[failed] += 1
-        self._anew += failed
+        self._count(failed)
         return failed
+
+    def _count(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            self.failures[slot] += 1
 
     def _random(self, number: int) -> np.random.Generator:
         return np.random.default_rng(seed_of(self.seed, Purpose.ACTIONS, self.shard, number))
@@ -259,8 +261,8 @@ class Collector(Acting):
 
     def saved(self) -> Any:
         """Return what is needed to go on from here, for `resume`."""
-        arrays = {"episode": self.episode, "failures": self.failures, "playing": self.playing, "carried": self._carried}
-        about: dict[str, Any] = tree_map(np.copy, arrays)
+        arrays = tree_map(np.copy, {"episode": self.episode, "playing": self.playing, "carried": self._carried})
+        about: dict[str, Any] = {**arrays, "failures": list(self.failures)}
         if not self.slots.recalls:
             return about
         seen = tree_map(np.copy, row_of(self.obs, self._now))
@@ -271,7 +273,7 @@ class Collector(Acting):
 
         Where they cannot be brought back, new episodes begin.
         """
-        self.episode, self.failures = np.array(saved["episode"]), np.array(saved["failures"])
+        self.episode, self.failures = np.array(saved["episode"]), list(saved["failures"])
         if "history" not in saved:
             self.episode += 1
             return False

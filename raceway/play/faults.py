@@ -47,6 +47,8 @@ class Recovery:
         """What is done to environments that were made again, before they are played."""
         self.in_a_row = 0
         """Failures since an episode has ended."""
+        self.anew: set[int] = set()
+        """Slots whose environments were just made again: nothing that they do depends on what was before."""
         self._num_made = 0
         self._lost: list[int] = []
 
@@ -95,6 +97,7 @@ class Recovery:
         while True:
             try:
                 slots.rebuild(slot)
+                self.anew.add(slot)
                 break
             except EnvironmentFailed as error:
                 self.bear(error, place(slot)[0])

@@ -13,6 +13,7 @@ from raceway.rl import Batch, empty, row_of, tree_map
 Array = np.ndarray
 
 _ROWS = 512  # for the first episodes; more are made when one is longer
+_ARRAYS = ("obs", "action", "reward", "ended", "valid")
 
 
 class Rows:
@@ -20,23 +21,19 @@ class Rows:
 
     def __init__(self, slots: Slots) -> None:
         self.slots, self.num_slots = slots, slots.num
-        self._rows = 0
         self._carried = np.zeros((2, slots.num))  # rewards and steps of the episodes that a fragment left open
         self._reserve(_ROWS)
 
     def _reserve(self, rows: int) -> None:
         """Make the arrays that long, keeping what they hold."""
-        num, before = self.num_slots, self._rows
-        old = {name: getattr(self, name) for name in ("obs", "action", "reward", "ended", "valid")} if before else {}
+        num, old = self.num_slots, {name: vars(self)[name] for name in _ARRAYS if name in vars(self)}
         self.obs: Any = empty(self.slots.observation_space, (rows + 1, num))
         self.action: Array = empty(self.slots.action_space, (rows, num))
         self.reward = np.zeros((rows, num), np.float32)
         self.ended = np.zeros((rows, 2, num), bool)
         self.valid = np.zeros((rows, num), bool)
         for name, arrays in old.items():
-            kept = before + (name == "obs")
-            tree_map(lambda new, then, kept=kept: np.copyto(new[:kept], then[:kept]), getattr(self, name), arrays)
-        self._rows = rows
+            tree_map(lambda new, then: np.copyto(new[: len(then)], then), getattr(self, name), arrays)
 
     def _seen(self, row: int, slot: int) -> Any:
         """Return a copy of what was seen there."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -275,3 +277,16 @@ def _module(made: Any, network: Any) -> nn.Module:
     if not isinstance(made, nn.Module):
         raise ConfigError(f"the network function {network!r} returned {made!r}, which is no torch.nn.Module")
     return made
+
+
+def imported(network: Any) -> Any:
+    """Return a network's function, found by `module:function`; anything else stays as it is."""
+    if not isinstance(network, str) or ":" not in network:
+        return network
+    module, _, name = network.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # a module beside the user, as `python -m` would find it
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"network {network!r} cannot be found: {error}. Give module:function.") from error

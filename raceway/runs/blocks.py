@@ -18,8 +18,10 @@ from raceway.errors import CheckpointError
 from raceway.runs.coding import Array, hash_of
 from raceway.runs.disk import put, read, remove
 
-BLOCK = 4 << 20
-"""Bytes of a block, about."""
+BLOCK = 512 << 10
+"""Bytes of a block, about; of a very long array they are as much longer as keeps their number down."""
+MOST = 256
+"""Blocks of an array, about."""
 
 # Only what `_file` writes is read: numpy's own reader evaluates the header, and allocates whatever that claims.
 _HEADER = re.compile(
@@ -31,7 +33,7 @@ _HEADER = re.compile(
 
 def is_long(array: Array) -> bool:
     """Whether an array is worth blocks of its own."""
-    return array.nbytes > BLOCK
+    return array.nbytes > 4 * BLOCK
 
 
 def is_name(name: object) -> bool:
@@ -80,7 +82,7 @@ class Blocks:
         parts = [self._get(name) for name in names]
         if len({(part.dtype, part.shape[1:]) for part in parts}) != 1 or (len(parts) > 1 and not parts[0].ndim):
             raise CheckpointError(self._path(names[0]), "it and the other blocks of its array do not fit together")
-        return np.concatenate(parts) if len(parts) > 1 else parts[0].copy()
+        return np.concatenate(parts, dtype=parts[0].dtype) if len(parts) > 1 else parts[0].copy()
 
     def _get(self, name: str) -> Array:
         path = self._path(name)
@@ -131,7 +133,10 @@ def _rows(array: Array) -> Iterator[Array]:
     if array.size == 0 or array.ndim == 0:
         yield array
         return
-    each = max(BLOCK // array[:1].nbytes, 1)
+    size = BLOCK
+    while array.nbytes > MOST * size:
+        size *= 2  # in steps, so that an array that grows is seldom cut anew
+    each = max(size // array[:1].nbytes, 1)
     for begin in range(0, len(array), each):
         yield array[begin : begin + each]
 

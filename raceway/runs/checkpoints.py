@@ -42,7 +42,7 @@ SCHEMA = 1
 POLICY = "state/learner/policy/"
 """Where the weights of the policy stand in a state."""
 
-_TENSORS = frozenset(np.dtype(name).str for name in ["?", "b", "B", "<h", "<H", "<i", "<I", "<q", "<Q", "<e", "<f", "<d"])
+_TENSORS = frozenset(np.dtype(one).newbyteorder("<").str for one in "?bBhHiIqQefd")
 """Types of arrays that a file of tensors gives back as they were; others are written as blocks."""
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What comes of reading data that makes no sense."""

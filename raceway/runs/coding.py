@@ -64,13 +64,20 @@ def _encoded(value: Any, path: str, arrays: Arrays) -> Any:
         return {"$": "array", "v": place}
     for name, (cls, take, _) in _KINDS.items():
         if kind is cls or (cls is np.generic and isinstance(value, cls) and value.dtype.kind in "biufcmMSU"):
-            return {"$": name, **_encoded(take(value), path, arrays)}
+            return {"$": name, **_encoded(_taken(take, value, path), path, arrays)}
     if RECORDS.get(kind.__name__) is kind:
         return {"$": "record", "of": kind.__name__, "v": _encoded(_fields(value), path, arrays)}
     raise ConfigError(
         f"{path} is a {kind.__module__}.{kind.__qualname__}, which cannot be saved. Give what holds it a state() and a "
         "restore(), or make it a record (raceway.state.record)."
     )
+
+
+def _taken(take: Callable[[Any], dict[str, Any]], value: Any, path: str) -> dict[str, Any]:
+    try:
+        return take(value)
+    except ConfigError as error:
+        raise ConfigError(f"{path} cannot be saved: {error}") from error
 
 
 def _places(path: str) -> Iterator[str]:
@@ -131,7 +138,7 @@ def _scalar(dtype: Any, value: Any) -> Any:
 def _named_state(value: np.random.Generator) -> Any:
     name = type(value.bit_generator).__name__
     if name not in _BIT_GENERATORS:
-        raise ConfigError(f"a random generator of {name} cannot be saved. Use numpy.random.default_rng.")
+        raise ConfigError(f"it is a random generator of {name}. Use numpy.random.default_rng.")
     return value.bit_generator.state
 
 

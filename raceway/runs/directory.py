@@ -18,6 +18,9 @@ from typing import Any, TextIO
 from raceway.errors import ConfigError
 
 SCHEMA = 2
+"""Of config.json."""
+METRICS = 1
+"""Of metrics.jsonl: what names in it mean."""
 
 _log = logging.getLogger(__name__)
 _MOMENT = 0.05  # seconds
@@ -60,17 +63,18 @@ class RunDirectory:
 
     def describe(self, algorithm: str, config: Mapping[str, Any], **more: Any) -> None:
         """Write down what is run."""
-        about = {
-            "schema": SCHEMA,
-            "algorithm": algorithm,
-            "config": dict(config),
-            "command": sys.argv,
-            "versions": versions(),
-            "git": git_state(),
-            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            **more,
-        }
-        self.write("config.json", about)
+        about = {"schema": SCHEMA, "metrics_schema": METRICS, "algorithm": algorithm, "config": dict(config), **more}
+        self.write("config.json", {**about, **_circumstances()})
+
+    def describe_again(self, config: Mapping[str, Any], steps: int, **more: Any) -> None:
+        """Add to what was written down that it is run again, after so many steps, and with what that is different."""
+        about = read_config(self.path)
+        now = json.loads(json.dumps(dict(config), default=_shown))
+        changed = {name: value for name, value in now.items() if about["config"].get(name) != value}
+        changed.pop("run_dir", None)  # folders can be moved
+        again = {"steps": steps, "changed": changed, **_circumstances()}
+        resumes = [*about.get("resumes", ()), again]
+        self.write("config.json", {**about, "config": about["config"] | changed, "resumes": resumes, **more})
 
     def write(self, name: str, value: Any) -> Path:
         """Write a JSON file, aside first, so that it is there whole or not at all."""
@@ -104,6 +108,11 @@ class RunDirectory:
         except OSError as error:  # what could not be written before cannot be now
             self._tell(error)
         self._lock.close()
+
+
+def _circumstances() -> dict[str, Any]:
+    started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    return {"command": sys.argv, "versions": versions(), "git": git_state(), "started": started}
 
 
 def _locked(folder: Path) -> TextIO:

@@ -55,6 +55,7 @@ def described(training: Any) -> list[str]:
     if episodes:
         lines.append(f"Episodes per iteration: {episodes}")
         lines += [f"Total episodes: {most * episodes}"] if most else []
+    lines += [f"Goes on from: {training.start.checkpoint.path}"] if training.start else []
     return [*lines, f"Seed: {cfg.seed}"]
 
 
@@ -115,6 +116,8 @@ def closing(summary: dict[str, Any], last: dict[str, Any] | None) -> list[str]:
     """Return the lines of a summary."""
     stopped = summary["stopped_by"] in EXIT_CODES
     title = f"Stopped. Go on with: raceway resume {summary['run_dir']}" if stopped else "Training Complete!"
+    if last is None and not stopped and summary["resumed_at"] is not None:
+        title = f"Nothing left to do: {summary['stopped_by']} was reached before. Give a higher one to go on."
     seconds = summary["train_seconds"]
     final = None if last is None else _mean(last)
     return [

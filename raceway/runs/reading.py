@@ -113,7 +113,7 @@ def read_run(path: str | Path) -> RunFiles:
         env=summary["env"] if summary else _env_id(str(env)),
         seed=seed,
         config=config,
-        started=_when(about.get("started"), path / "config.json"),
+        started=_when([about, *about.get("resumes", ())][-1].get("started"), path / "config.json"),
         status="running" if running else _ending(summary),
         summary=summary,
     )

@@ -1,0 +1,111 @@
+"""What saving costs, as a share of training time at the default of a checkpoint every two minutes.
+
+python benchmarks/saving.py [--seconds 20]
+
+Each run saves much more often than that, so that there is something to measure; what one checkpoint takes is then
+divided by two minutes. The rate of a run that saves is compared with that of one that does not, in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _harness import Report, seconds
+
+from raceway.replay import Replay
+from raceway.runs.checkpoints import Checkpoints
+from raceway.training import train
+
+DEFAULT = 120.0
+"""Seconds between two checkpoints, unless a user says otherwise."""
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ppo, HalfCheetah": ("ppo", {"env": "halfcheetah"}),
+    "ppo, CartPole": ("ppo", {"env": "cartpole"}),
+    "dqn, CartPole, 100,000 transitions": (
+        "dqn",
+        {"env": "cartpole", "buffer_size": 100_000, "learning_starts": 90_000},
+    ),
+}
+
+
+def run(name: str, folder: Path, length: float, every: float) -> Any:
+    """Train for so many seconds, saving after every so many."""
+    algorithm, settings = RUNS[name]
+    path = folder / "run"
+    shutil.rmtree(path, ignore_errors=True)
+    return train(algorithm, run_dir=str(path), stop_seconds=length, save_seconds=every, **settings)
+
+
+def cost(report: Report, folder: Path, length: float) -> None:
+    """Measure what a checkpoint of some runs takes, and how much slower runs are that save every other second."""
+    for name in RUNS:
+        taken: list[float] = []
+        rates: dict[float, list[float]] = {0.0: [], 2.0: []}
+        for _ in range(3):
+            for every, found in rates.items():
+                result = run(name, folder, length, every)
+                found.append(result.summary["fps"])
+                taken += [row["time/save_seconds"] for row in result.metrics if "time/save_seconds" in row]
+        share = statistics.mean(taken) / DEFAULT
+        ratio = statistics.median(rates[2.0]) / statistics.median(rates[0.0])
+        report.row(
+            f"{name}: a checkpoint, as a share of two minutes", "under 2 %", share < 0.02, percent=100 * share,
+            milliseconds=1000 * statistics.mean(taken), checkpoints=len(taken), rate_saving_every_2_s=ratio,
+        )  # fmt: skip
+
+
+def million(report: Report, folder: Path) -> None:
+    """Save a buffer of a million transitions, put some more in, and save it again."""
+    random, size = np.random.default_rng(0), 17
+
+    def rows(num: int) -> dict[str, np.ndarray]:
+        return {
+            "obs": random.normal(size=(num, size)).astype(np.float32),
+            "next_obs": random.normal(size=(num, size)).astype(np.float32),
+            "action": random.normal(size=(num, 6)).astype(np.float32),
+            "reward": random.normal(size=num).astype(np.float32),
+            "discount": np.full(num, 0.99, np.float32),
+        }
+
+    replay, checkpoints = Replay(1_000_000, seed=0), Checkpoints(folder / "replay")
+    replay.insert(rows(1_000_000))
+    written = []
+    times = []
+    for number in range(4):
+        before = size_of(folder)
+        times.append(seconds(lambda steps=number: checkpoints.save({"replay": replay.state()}, {"steps": steps})))
+        written.append(size_of(folder) - before)
+        replay.insert(rows(24_000))  # what two minutes bring at 200 steps a second
+    share = statistics.mean(times[1:]) / DEFAULT
+    report.row(
+        "a million transitions, saved again after 24,000 more: a share of two minutes", "under 2 %", share < 0.02,
+        percent=100 * share, seconds=statistics.mean(times[1:]), first_seconds=times[0],
+        megabytes=statistics.mean(written[1:]) / 1e6, first_megabytes=written[0] / 1e6,
+    )  # fmt: skip
+
+
+def size_of(folder: Path) -> int:
+    """Return the bytes of all files in a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def main() -> None:
+    """Measure both."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each run")
+    options = parser.parse_args()
+    report = Report("saving")
+    with tempfile.TemporaryDirectory() as folder:
+        million(report, Path(folder))
+        cost(report, Path(folder), options.seconds)
+    report.write()
+
+
+if __name__ == "__main__":
+    main()
