@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import psutil
 import pytest
 
 import raceway
@@ -20,6 +21,7 @@ from raceway.errors import CheckpointError, ConfigError
 from raceway.runs.checkpoints import Checkpoint, Checkpoints
 from raceway.runs.coding import differences, encode
 from raceway.runs.directory import read_metrics
+from raceway.runs.display import Watcher
 from raceway.training import Training, resume, train
 from tests.conftest import GENEROUS
 
@@ -398,3 +400,28 @@ def test_a_run_remembers_how_often_it_was_resumed_and_what_changed() -> None:
         (384, {"total_timesteps": 100_000, "engine": "process", "num_workers": 1}),
     ]
     assert about["config"] == {**first["config"], **about["resumes"][0]["changed"], **about["resumes"][1]["changed"]}
+
+
+def test_a_worker_that_dies_while_a_run_is_saved_does_not_end_it(caplog: pytest.LogCaptureFixture) -> None:
+    class Killer(Watcher):
+        """Kills the worker, once, after the row before a checkpoint."""
+
+        def begin(self, training: Any, path: Path) -> None:
+            self.training = training
+
+        def iteration(self, row: dict[str, Any]) -> None:
+            if row["time/iterations"] == 3:
+                (pid,) = [child.pid for child in psutil.Process().children(recursive=True) if is_worker(child)]
+                os.kill(pid, signal.SIGKILL)
+
+    algorithm, settings = settings_of("ppo cartpole")
+    more = {"engine": "process", "num_workers": 1, "iterations": 6, "save_every": 1, "run_dir": "run"}
+    with caplog.at_level(logging.WARNING):
+        result = train(algorithm, watchers=[Killer()], **more, **settings)
+    assert result.summary["iterations"] == 6
+    assert result.summary["timesteps"] == 6 * 128
+    assert last("run").about["iterations"] == 6
+
+
+def is_worker(process: psutil.Process) -> bool:
+    return not process.children() and process.parent() != psutil.Process()

@@ -176,8 +176,7 @@ class Collector(Acting):
         if self.state and real is not None:
             self._forget(np.flatnonzero(self.playing & ~real).tolist())  # it has seen the end of the episode before
         if failure is not None:
-            rows = row_of(self.obs, now + 1), self.reward[now], ended
-            go_on = lambda rest: self.slots.step(actions, rest, *rows)  # noqa: E731
+            go_on = partial(self._step_some, actions, now)
             self._lose(self._without(failure, self._active, now, go_on), now)
         if 1 not in ended.tobytes():  # as nearly always; ended.any() takes six times as long
             return []
@@ -185,6 +184,9 @@ class Collector(Acting):
         if over:
             self.recovery.in_a_row = 0
         return over
+
+    def _step_some(self, actions: Array, now: int, slots: list[int]) -> None:
+        self.slots.step(actions, slots, row_of(self.obs, now + 1), self.reward[now], self.ended[now])
 
     def _lose(self, slots: list[int], now: int) -> None:
         """Drop the episodes that these slots were in when a step failed, and have others begin."""

@@ -26,7 +26,7 @@ class Rows:
 
     def _reserve(self, rows: int) -> None:
         """Make the arrays that long, keeping what they hold."""
-        num, old = self.num_slots, {name: vars(self)[name] for name in _ARRAYS if name in vars(self)}
+        num, old = self.num_slots, {name: getattr(self, name) for name in _ARRAYS if hasattr(self, name)}
         self.obs: Any = empty(self.slots.observation_space, (rows + 1, num))
         self.action: Array = empty(self.slots.action_space, (rows, num))
         self.reward = np.zeros((rows, num), np.float32)
@@ -117,7 +117,8 @@ class Rows:
         Returns:
             The row and slot of the step, or of the row that a reset was for, and what was wrong with it.
         """
-        valid, found = self.valid[:num_rows], list[tuple[int, int, str, Array]]()
+        valid = self.valid[:num_rows]
+        found: list[tuple[int, int, str, Array]] = []
         for now, slot, value in _not_finite(self.reward[:num_rows], valid):
             found.append((now, slot, "step of the environment gave a reward", value))
         seen = np.zeros((num_rows + 1, self.num_slots), bool)  # before or after a step that counts, or by who goes on

@@ -70,6 +70,8 @@ class Checkpoint:
                     f"it is of schema {body['schema']}, and this version of raceway reads up to {SCHEMA}. Upgrade it.",
                 )
             _check(body)
+            if self.path.name.isdigit() and body["about"]["steps"] != self.steps:
+                raise CheckpointError(path, f"it is of another checkpoint, of {body['about']['steps']} steps")
         except _UNREADABLE as error:
             raise CheckpointError(path, f"it is corrupt ({error!r})") from error
         return body

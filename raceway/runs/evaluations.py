@@ -34,12 +34,10 @@ class Evaluations(Stateful):
         self.best: float | None = None
 
     def __call__(self, steps: int, row: dict[str, Any]) -> bool:
-        """Evaluate, if it is time, put the figures into a row of metrics, and return whether it went better than ever."""
+        """Evaluate if it is time, put the figures into a row of metrics, and return whether it was the best so far."""
         if self.every is None or steps // self.every <= self.last[0] // self.every:
             return False
-        found = evaluate(
-            self.policy, self.env, self.num_episodes, seed=self.seed, clip_actions=self.clip_actions
-        )  # fmt: skip
+        found = evaluate(self.policy, self.env, self.num_episodes, seed=self.seed, clip_actions=self.clip_actions)
         row["eval/mean_reward"], row["eval/std_reward"] = found.mean_return, found.std_return
         row["eval/mean_ep_length"] = found.mean_length
         self.last, before = (steps, found.mean_return), self.best
@@ -47,7 +45,7 @@ class Evaluations(Stateful):
         return before is None or found.mean_return > before
 
     def score(self, steps: int, otherwise: float | None) -> float | None:
-        """Return by what a checkpoint of now is compared: the evaluation, if it was now; the other if there are none."""
+        """Return by what a checkpoint is compared: the evaluation, if one was now; `otherwise` if there are none."""
         if self.every is None:
             return otherwise
         return self.last[1] if self.last[0] == steps else None

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from raceway.errors import ActorError
 from raceway.runs.checkpoints import Checkpoint, Checkpoints
 
 _log = logging.getLogger(__name__)
@@ -45,24 +46,34 @@ class Saver:
         return bool(self.seconds) and self._clock() - self._tried_at >= self.seconds
 
     def save(self, state: Callable[[], Any], about: Mapping[str, Any]) -> Checkpoint | None:
-        """Save what a function returns. If the disk is full or broken, it is said once, and tried again when due."""
+        """Save what a function returns. If that cannot be done now, it is said once, and tried again when due."""
         if self.last is not None and about["steps"] == self._saved_steps and not self._failing:
             return self.last
         begin = self._clock()
-        found = state()  # what goes wrong in here is no fault of the disk
         try:
-            self.last = self.checkpoints.save(found, about)
-        except OSError as error:
-            if not self._failing:
-                _log.warning("no checkpoint could be saved: %s. Training goes on, and so do later attempts", error)
-            self._failing = True
+            found = state()
+        except ActorError as error:  # a worker died while it was asked
+            self._failed(error)
         else:
-            if self._failing:
-                _log.warning("checkpoints are saved again")
-            self._failing, self._saved_steps = False, about["steps"]
+            self._write(found, about)
         self._tried_steps, self._tried_at = about["steps"], self._clock()
         self.spent = self._tried_at - begin
         return None if self._failing else self.last
+
+    def _write(self, state: Any, about: Mapping[str, Any]) -> None:
+        try:
+            self.last = self.checkpoints.save(state, about)
+        except OSError as error:
+            self._failed(error)
+            return
+        if self._failing:
+            _log.warning("checkpoints are saved again")
+        self._failing, self._saved_steps = False, about["steps"]
+
+    def _failed(self, error: Exception) -> None:
+        if not self._failing:
+            _log.warning("no checkpoint could be saved: %s. Training goes on, and so do later attempts", error)
+        self._failing = True
 
     def seconds_spent(self) -> dict[str, float]:
         """Return how long the last one took, once, as a figure."""
