@@ -17,7 +17,6 @@ is looked for outside the folder. What cannot be read is a `CheckpointError` tha
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
@@ -33,19 +32,18 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
-from raceway.errors import CheckpointError, ConfigError, whole
-from raceway.runs.blocks import Blocks, is_long, is_name
+from raceway.errors import CheckpointError, whole
+from raceway.runs import manifests
+from raceway.runs.blocks import Blocks, is_long
 from raceway.runs.coding import Array, Arrays, decode, digest, encode, hash_of
 from raceway.runs.disk import put, read, remove, sync
+from raceway.runs.manifests import UNREADABLE, sha256_of
 
-SCHEMA = 1
 POLICY = "state/learner/policy/"
 """Where the weights of the policy stand in a state."""
 
 _TENSORS = frozenset(np.dtype(one).newbyteorder("<").str for one in "?bBhHiIqQefd")
 """Types of arrays that a file of tensors gives back as they were; others are written as blocks."""
-_UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What comes of reading data that makes no sense."""
 _log = logging.getLogger(__name__)
 
 
@@ -59,21 +57,9 @@ class Checkpoint:
     def manifest(self) -> dict[str, Any]:
         """What is said of it, having been checked."""
         path = self.path / "manifest.json"
-        try:
-            found = json.loads(read(path))
-            body, told = found["body"], found["sha256"]
-            if _hash(_canonical(body)) != told:
-                raise CheckpointError(path, "it is corrupt: its hash is not what it says")
-            if body["schema"] > SCHEMA:
-                raise CheckpointError(
-                    path,
-                    f"it is of schema {body['schema']}, and this version of raceway reads up to {SCHEMA}. Upgrade it.",
-                )
-            _check(body)
-            if self.path.name.isdigit() and body["about"]["steps"] != self.steps:
-                raise CheckpointError(path, f"it is of another checkpoint, of {body['about']['steps']} steps")
-        except _UNREADABLE as error:
-            raise CheckpointError(path, f"it is corrupt ({error!r})") from error
+        body = manifests.read(path)
+        if self.path.name.isdigit() and body["about"]["steps"] != self.steps:
+            raise CheckpointError(path, f"it is of another checkpoint, of {body['about']['steps']} steps")
         return body
 
     @property
@@ -104,7 +90,7 @@ class Checkpoint:
         arrays |= {name: self._long(name) for name in self.manifest["blocks"]}
         try:
             return decode(doc, arrays)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             raise CheckpointError(self.path / "state.json", f"its state cannot be read ({error!r})") from error
 
     def _document(self) -> Any:
@@ -116,7 +102,7 @@ class Checkpoint:
     def _tensors(self, name: str) -> Arrays:
         try:
             return {key: np.array(array) for key, array in load_tensors(self._verified(name)).items()}
-        except (SafetensorError, *_UNREADABLE) as error:
+        except (SafetensorError, *UNREADABLE) as error:
             raise CheckpointError(self.path / name, f"it cannot be read ({error})") from error
 
     def _long(self, name: str) -> Array:
@@ -128,7 +114,7 @@ class Checkpoint:
         if told is None:
             raise CheckpointError(self.path / "manifest.json", f"it does not tell of {name}")
         content = read(self.path / name, told["size"])
-        if _hash(content) != told["sha256"]:
+        if sha256_of(content) != told["sha256"]:
             raise CheckpointError(self.path / name, "it is corrupt: its hash is not what was written")
         return content
 
@@ -223,22 +209,15 @@ class Checkpoints:
         }
         blocks = {name: self._blocks.put(arrays[name]) for name in arrays if name not in policy and name not in short}
         hashes = {name: hash_of(array) for name, array in {**policy, **short}.items()}
-        hashes |= {name: _hash("".join(parts).encode()) for name, parts in blocks.items()}
+        hashes |= {name: sha256_of("".join(parts).encode()) for name, parts in blocks.items()}
         contents = {
             "state.json": json.dumps(doc).encode(),
             "state.safetensors": _tensor_file(short),
             "policy.safetensors": _tensor_file({name[len(POLICY) :]: array for name, array in policy.items()}),
         }
-        body = {
-            "schema": SCHEMA,
-            "about": _plain(about),
-            "state_sha256": digest(doc, hashes),
-            "files": {name: {"size": len(text), "sha256": _hash(text)} for name, text in contents.items()},
-            "blocks": blocks,
-        }
-        manifest = {"sha256": _hash(_canonical(body)), "body": body}
+        manifest = manifests.file_of(contents, blocks, digest(doc, hashes), about)
         folder.mkdir()
-        for name, text in {**contents, "manifest.json": json.dumps(manifest, indent=1).encode()}.items():
+        for name, text in {**contents, "manifest.json": manifest}.items():
             put(folder / name, text)
         sync(folder)
         sync(self.folder / "blocks")
@@ -295,35 +274,9 @@ def _score(one: Checkpoint) -> float | None:
     return score if isinstance(score, (int, float)) and not math.isnan(score) else None
 
 
-def _check(body: Any) -> None:
-    """Refuse a manifest that lacks something, or names what cannot be a block."""
-    sizes = [whole("size", one["size"], 0) for one in body["files"].values()]
-    hashes = [one["sha256"] for one in body["files"].values()]
-    whole("steps", body["about"]["steps"], 0)
-    names = [name for parts in body["blocks"].values() for name in parts]
-    if not all(map(is_name, [body["state_sha256"], *hashes, *names])) or not all(body["blocks"].values()):
-        raise ValueError(f"{len(sizes)} files and {len(names)} blocks are not all named by a hash")
-
-
 def _is_tensor(array: Array) -> bool:
     return array.dtype.str in _TENSORS
 
 
 def _tensor_file(arrays: Arrays) -> bytes:
     return save_tensors({name: np.asarray(array, order="C") for name, array in arrays.items()})
-
-
-def _plain(about: Mapping[str, Any]) -> Any:
-    """Return it as it will be read."""
-    try:
-        return json.loads(json.dumps(dict(about), default=lambda value: value.item()))
-    except (AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"what is told of a checkpoint must be plain data: {error}. It is {dict(about)!r}.") from error
-
-
-def _canonical(body: Any) -> bytes:
-    return json.dumps(body, sort_keys=True).encode()
-
-
-def _hash(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

@@ -72,24 +72,27 @@ class Said(logging.Handler):
         self.messages.append(record.getMessage())
 
 
-def attempts(folder: str, break_it: Callable[[], Any], mend: Callable[[], Any]) -> None:
-    """Save by a `Saver` three times, of which the second goes wrong, and print what came of it."""
+def attempts(folder: str, break_it: Callable[[], Any], mend: Callable[[], Any], bad: tuple[int, ...]) -> None:
+    """Save by a `Saver` again and again, of which some attempts go wrong, and print what came of it."""
     said, saver = Said(), Saver(Checkpoints(folder, keep=1), every=10, seconds=0)
     logging.getLogger("raceway").addHandler(said)
-    results = [saver.save(lambda: state_of(10), {"steps": 10}) is not None]
+
+    def tried(steps: int) -> bool:
+        return saver.save(lambda: state_of(steps), {"steps": steps}) is not None
+
+    results = [tried(10)]
     break_it()
     os.getppid()
-    results += [saver.save(lambda: state_of(steps), {"steps": steps}) is not None for steps in (20, 21)]
+    results += [tried(steps) for steps in bad]
     os.getppid()
     held = Checkpoints(folder).newest_good()[1]["flow"][0]
     mend()
-    results += [saver.save(lambda: state_of(steps), {"steps": steps}) is not None for steps in (30, 31)]
+    results += [tried(steps) for steps in (30, 31)]
     print(json.dumps({"saved": results, "held": held, "said": said.messages}))
 
 
 def broken_from_outside(folder: str) -> None:
-    """Fail at one system call at most, so only one of two attempts."""
-    attempts(folder, lambda: None, lambda: None)
+    attempts(folder, lambda: None, lambda: None, bad=(20,))
 
 
 def full(folder: str) -> None:
@@ -103,7 +106,7 @@ def full(folder: str) -> None:
             except OSError:
                 pass
 
-    attempts(folder, fill, filler.unlink)
+    attempts(folder, fill, filler.unlink, bad=(20, 21))
 
 
 def limited(folder: str) -> None:
@@ -114,6 +117,7 @@ def limited(folder: str) -> None:
         folder,
         lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (700, limits[1])),
         lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limits),
+        bad=(20, 21),
     )
 
 

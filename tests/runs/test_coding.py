@@ -16,7 +16,24 @@ from raceway.ops import TrainStats
 from raceway.play.fragments import RunningReturns
 from raceway.runs.coding import decode, differences, digest, encode, hash_of
 
-DTYPES = ["?", "i1", "u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16", "<f16", "<M8[s]"]
+DTYPES = [
+    "?",
+    "i1",
+    "u1",
+    "<i2",
+    "<u2",
+    "<i4",
+    "<u4",
+    "<i8",
+    "<u8",
+    "<f2",
+    "<f4",
+    "<f8",
+    "<c8",
+    "<c16",
+    "<f16",
+    "<M8[s]",
+]
 
 
 def again(value: Any) -> Any:
