@@ -15,7 +15,7 @@ from raceway.runs.directory import read_config
 
 MAY_CHANGE = (
     "engine", "address", "num_workers", "iterations", "total_timesteps", "stop_return", "stop_seconds", "save_every",
-    "save_seconds", "keep", "eval_every", "eval_episodes", "item_deadline", "max_env_failures",
+    "save_seconds", "keep", "eval_every", "eval_episodes", "item_deadline", "max_env_failures", "max_restarts",
 )  # fmt: skip
 """Settings of a run that may be others when it goes on: how long, where, and what is kept."""
 

@@ -212,13 +212,11 @@ class Training:
 
     def flow(self, workers: Sequence[Actor]) -> Any:
         """Return the plan of the run."""
-        context = Context(self.learner, workers, workers[0].engine)
+        bears = {"errors": False, "budget": self.cfg.max_restarts, "deadline": self.cfg.item_deadline}
+        context = Context(self.learner, workers, workers[0].engine, bears=bears)
         weights = context.weights()
         # An actor that dies comes back with the weights of the others. What it plays then is what it would have played.
-        borne = {"budget": self.cfg.max_restarts, "deadline": self.cfg.item_deadline}
-        rollouts = parallel_rollouts(workers, self.rollouts).on_failure(
-            "restart", errors=False, on_restart=weights.send_to, **borne
-        )
+        rollouts = parallel_rollouts(workers, self.rollouts).on_failure("restart", on_restart=weights.send_to, **bears)
         plan = self.algorithm.plan(rollouts, self.cfg, context)
         weights.send(workers)
         return plan.for_each(self.report)

@@ -198,6 +198,8 @@ class Context:
     engine: Any
     policy: str | None = None
     """Its name, if workers play with several."""
+    bears: Mapping[str, Any] = field(default_factory=dict)
+    """What is put up with of workers, as arguments of `on_failure`."""
 
     def place(self, on: str, queue: int) -> dict[str, Any]:
         """Return where training happens, as arguments of `for_each`: on the `driver`, a `thread`, or an `actor`."""

@@ -101,7 +101,7 @@ def maml(rollouts: ParIter[Batch], cfg: Config, ctx: Context) -> Iter[TrainStats
     inner = InnerAdapt(ctx.weights(), adapt, cfg.inner_steps)
     meta_loss = partial(loss, cfg=cfg)
     return (
-        rollouts.on_failure("restart", errors=False, on_restart=inner.send_to)
+        rollouts.on_failure("restart", on_restart=inner.send_to, **ctx.bears)
         .for_each(FitBaseline(cfg.gamma))
         .gather_sync()
         .combine(inner)

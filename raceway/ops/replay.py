@@ -70,11 +70,11 @@ class ReplayShard:
     def __init__(self, settings: ReplaySettings, number: int = 0) -> None:
         self.settings = settings
         self.buffer = settings.make(number)
-        self._from = 0  # the number of the first row
+        self._from = number << 40  # the number of the first row
 
     def begin_again(self) -> None:
         """Give rows other numbers than before a restart: what was drawn then must not be taken for what is here."""
-        self._from = (random.SystemRandom().getrandbits(20) + 1) << 40
+        self._from = (1 << 62) + (random.SystemRandom().getrandbits(20) << 40)
 
     def insert(self, batch: Batch) -> ReplayCounts:
         """Put rows in."""

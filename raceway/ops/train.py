@@ -12,12 +12,12 @@ import numpy as np
 from raceway.flow import Envelope, given
 from raceway.ops.report import TrainStats
 from raceway.policies import Weights
-from raceway.policies.learner import Learner, Loss, Schedule, gradients_of
+from raceway.policies.learner import Learner, Loss, Schedule, Trains, gradients_of
 from raceway.rl import Batch, num_steps
 from raceway.state import record
 
 
-class TrainOneStep:
+class TrainOneStep(Trains):
     """Trains on each batch: one step of the optimiser, or one for every minibatch of every epoch."""
 
     def __init__(self, learner: Learner, loss: Loss, *, num_epochs: int = 1, num_minibatches: int = 1) -> None:
@@ -30,14 +30,6 @@ class TrainOneStep:
         stats = TrainStats.of(batch, figures | lag, train=time.perf_counter() - begin)
         stats.news = self.learner.news()
         return stats
-
-    def state(self) -> Any:
-        """Return the learner's, if it is elsewhere; here it is saved by itself."""
-        return self.learner.state() if self.learner.away else None
-
-    def restore(self, state: Any) -> None:
-        """Go on from there."""
-        self.learner.restore(state)
 
 
 @record

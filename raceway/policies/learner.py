@@ -201,6 +201,20 @@ class Learner:
                 torch.set_num_threads(before)  # environments beside it are played with one
 
 
+class Trains:
+    """Something that has a learner, which may be elsewhere: then it is saved with it."""
+
+    learner: Learner
+
+    def state(self) -> Any:
+        """Return the learner's, if it is elsewhere; here it is saved by itself."""
+        return self.learner.state() if self.learner.away else None
+
+    def restore(self, state: Any) -> None:
+        """Go on from there."""
+        self.learner.restore(state)
+
+
 def device_named(name: str) -> str:
     """Return a device by its setting, having said if it is not there."""
     if name == "auto":

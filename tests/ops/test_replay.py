@@ -225,6 +225,7 @@ def test_priorities_reach_the_shard_that_the_batch_came_from(engine: EngineCore)
 def test_numbers_of_rows_of_another_life_are_not_taken_for_its_own() -> None:
     settings = ReplaySettings(capacity=10, batch_size=4, alpha=1.0)
     before, after = Shard(settings), Shard(settings)
+    after.begin_again()
     for shard in (before, after):
         shard.insert(rows(0, 10))
     batch = before.sample()

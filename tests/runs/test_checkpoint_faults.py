@@ -175,8 +175,9 @@ def test_a_future_schema(two: Path, caplog: pytest.LogCaptureFixture) -> None:
     [
         lambda body: [], lambda body: "text", lambda body: {"schema": SCHEMA}, lambda body: body.update(schema="1"),
         lambda body: body.update(schema=None), lambda body: body.update(files=[]), lambda body: body.update(about=3),
-        lambda body: body.update(about={}), lambda body: body.update(state_sha256=None), lambda body: body.pop("blocks"),
-        lambda body: body.update(files={}), lambda body: body["files"]["state.json"].update(size="many"),
+        lambda body: body.update(about={}), lambda body: body.update(state_sha256=None),
+        lambda body: body.pop("blocks"), lambda body: body.update(files={}),
+        lambda body: body["files"]["state.json"].update(size="many"),
         lambda body: body["files"]["state.json"].update(size=-1), lambda body: body["files"].update({"state.json": 3}),
         lambda body: body.update(blocks={"state/replay": []}), lambda body: body.update(blocks={"state/replay": 3}),
         lambda body: body.update(blocks={}),
