@@ -190,9 +190,6 @@ def _fill(policy: Policy, checkpoint: Checkpoint) -> None:
     """Give a policy its weights, having seen that they fit."""
     own = policy.weights()
     weights: Weights = checkpoint.weights()
-    for name, value in own.items():
-        if name in weights and value.shape == () and weights[name].shape == (1,):
-            weights[name] = weights[name][0]  # the file format knows no number by itself
     problems = [f"{name} is missing" for name in own if name not in weights]
     problems += [f"there is no {name} in it" for name in weights if name not in own]
     problems += [

@@ -116,6 +116,8 @@ class AlgorithmConfig:
         for name in _POSITIVE:
             if getattr(self, name, None) is not None:
                 positive(name, getattr(self, name))
+        if not self.save_seconds >= 0:
+            raise ConfigError(f"save_seconds must be a number of seconds, or 0 for never, not {self.save_seconds!r}")
         if self.num_workers != "auto":
             whole("num_workers", self.num_workers)
         if self.num_shards is not None and self.num_envs % self.num_shards:
