@@ -47,10 +47,11 @@ def main(argv: list[str] | None = None) -> int:
 
 def told(error: RacewayError) -> str:
     """Return what a user needs to know of an error."""
+    text = str(error)
     if isinstance(error, OperatorError) and isinstance(error.original, EnvironmentFailed):
         cause = error.original.__cause__
-        return str(error.original) if cause is None else f"{error.original}\n\n{error}"
-    return str(error)
+        text = str(error.original) if cause is None else f"{error.original}\n\n{error}"
+    return "\n\n".join([text, *getattr(error, "__notes__", ())])
 
 
 def _run(arguments: list[str]) -> int:

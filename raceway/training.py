@@ -15,7 +15,7 @@ from raceway.algorithms import Algorithm, Context, find_algorithm
 from raceway.engine import make_engine
 from raceway.engine.base import Actor
 from raceway.envs import EnvSettings, Purpose, Slots, make_slots, seed_of
-from raceway.errors import ConfigError, known
+from raceway.errors import ConfigError, RacewayError, known
 from raceway.ops import ReportMetrics, RolloutWorker, parallel_rollouts
 from raceway.play import choose_workers, measure_step
 from raceway.policies import Policy
@@ -161,6 +161,10 @@ class Training:
             except KeyboardInterrupt:
                 stopped_by = signals.reason or stopped_by
                 _log.info("stopped in the middle of an iteration: %s", stopped_by)
+            except RacewayError as error:
+                if self.saver.last is not None:
+                    error.add_note(f"What was trained before is saved. Go on with: raceway resume {directory.path}")
+                raise
             self._summarise(directory, stopped_by)
             for watcher in self.watchers:
                 watcher.end(self.result)

@@ -425,3 +425,16 @@ def test_a_worker_that_dies_while_a_run_is_saved_does_not_end_it(caplog: pytest.
 
 def is_worker(process: psutil.Process) -> bool:
     return not process.children() and process.parent() != psutil.Process()
+
+
+def test_a_run_that_fails_says_what_is_saved() -> None:
+    Path("broken.py").write_text(
+        LONG.replace("Long", "Broken").replace("time.sleep(1000)", "raise RuntimeError('lost')")
+    )
+    options = options_of({"env": "broken:Broken-v0", "num_envs": 2, "num_shards": 1, "run_dir": "run", "save_every": 1})
+    with command("train", "a2c", *options, "--local", "--max-env-failures", "0") as run:
+        _, error = run.communicate(timeout=GENEROUS)
+    assert run.returncode == 1
+    assert "raised RuntimeError: lost" in error
+    assert "What was trained before is saved. Go on with: raceway resume run" in error
+    assert last("run").about["iterations"] == 4

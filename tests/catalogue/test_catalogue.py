@@ -8,7 +8,7 @@ import pytest
 from raceway.algorithms import algorithm_names, find_algorithm
 from raceway.engine import make_engine
 from raceway.runs.options import field_docs
-from raceway.training import Training, train
+from raceway.training import Training, resume, train
 
 ROOT = Path(__file__).parents[2]
 NAMES = algorithm_names()
@@ -26,6 +26,24 @@ def test_two_iterations_are_the_same_bytes_each_time(name: str) -> None:
     assert first["iterations"] == 2
     assert first["timesteps"] > 0
     assert first["weights_sha256"] == second["weights_sha256"] != other["weights_sha256"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_saved_and_resumed(name: str) -> None:
+    """To the same bytes, if it works in step."""
+    found = find_algorithm(name)
+    settings = {"env": found.config.env, "engine": "inline"}
+    whole = train(name, iterations=4, run_dir="whole", **settings).summary
+    first = train(name, iterations=2, run_dir="parts", **settings).summary
+    last = resume("parts", iterations=4).summary
+    assert last["iterations"] == 4
+    assert last["resumed_at"] == first["timesteps"] < last["timesteps"]
+    assert last["state_sha256"] != first["state_sha256"]
+    training = Training(found, found.settings(**settings))
+    with make_engine("inline") as engine:
+        in_step = "gather_async" not in training.flow(training._spawn(engine)).explain()
+    if in_step:
+        assert last["state_sha256"] == whole["state_sha256"]
 
 
 @pytest.mark.parametrize("name", NAMES)
