@@ -107,7 +107,8 @@ def rate_of(program: Iterator[int], seconds: float) -> Callable[[], float]:
     """Return a function that reads a program for a while, and returns its steps a second."""
 
     def read() -> float:
-        next(program)  # what was played while the other side had its turn
+        for _ in range(IN_FLIGHT + 1):  # all that was played, or asked for, while the other sides had their turns
+            next(program)
         steps, begin = 0, time.perf_counter()
         while time.perf_counter() - begin < seconds:
             steps += next(program)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from raceway.algorithms import Algorithm, find_algorithm
 from raceway.envs.names import find
 from raceway.errors import CheckpointError, ConfigError, unknown
 from raceway.runs.checkpoints import Checkpoint, Checkpoints
-from raceway.runs.directory import read_config
+from raceway.runs.directory import as_json, read_config
 
 MAY_CHANGE = (
     "engine", "address", "num_workers", "iterations", "total_timesteps", "stop_return", "stop_seconds", "save_every",
@@ -20,11 +21,25 @@ MAY_CHANGE = (
 """Settings of a run that may be others when it goes on: how long, where, and what is kept."""
 
 
-class Start(NamedTuple):
+@dataclass(frozen=True)
+class Start:
     """Where a run goes on."""
 
     checkpoint: Checkpoint
     state: Any
+    there: Sequence[Path]
+    """The checkpoints that there were."""
+
+    @property
+    def steps(self) -> int:
+        """Steps of environments until there."""
+        return int(self.checkpoint.about["steps"])
+
+    def check(self) -> None:
+        """Refuse to go on if somebody else has, before the folder was locked."""
+        folder = self.checkpoint.path.parent
+        if [one.path for one in Checkpoints(folder).all()] != self.there:
+            raise ConfigError(f"the run in {folder.parent} has gone on while it was read. Resume it again.")
 
 
 def start_of(
@@ -45,13 +60,18 @@ def start_of(
     if about["schema"] < 2:
         raise ConfigError(f"the run in {run} was made before there were checkpoints. Train it anew.")
     cfg = _config(found, about, settings, trust=trust)
-    checkpoint, state = Checkpoints(Path(run) / "checkpoints").newest_good()
-    for name, wanted in (("algorithm", found.name), ("env", about["env"]["name"]), ("seed", cfg.seed)):
+    checkpoints = Checkpoints(Path(run) / "checkpoints")
+    there = [one.path for one in checkpoints.all()]
+    checkpoint, state = checkpoints.newest_good()
+    same = {"algorithm": found.name, "seed": cfg.seed}
+    if about["importable"]["env"]:
+        same["env"] = about["env"]["name"]
+    for name, wanted in same.items():
         if checkpoint.about.get(name) != wanted:
             raise CheckpointError(
                 checkpoint.path, f"it is of another run: its {name} is {checkpoint.about.get(name)!r}, not {wanted!r}"
             )
-    return found, dataclasses.replace(cfg, run_dir=str(run)), Start(checkpoint, state)
+    return found, dataclasses.replace(cfg, run_dir=str(run)), Start(checkpoint, state, there)
 
 
 def _config(algorithm: Algorithm, about: Mapping[str, Any], settings: Mapping[str, Any], *, trust: bool) -> Any:
@@ -65,11 +85,13 @@ def _config(algorithm: Algorithm, about: Mapping[str, Any], settings: Mapping[st
         if name not in names:
             raise ConfigError(f"the run has a setting {name!r}, which this version of {algorithm.name} does not know")
     for name, value in settings.items():
-        if name not in (*MAY_CHANGE, "env", "network", "run_dir") and value != saved.get(name):
+        if name not in (*MAY_CHANGE, "env", "network") and as_json(value) != as_json(saved.get(name)):
             raise ConfigError(
                 f"{name} may not change when a run is resumed: it is {saved.get(name)!r}, not {value!r}. These may: "
                 f"{', '.join(name for name in MAY_CHANGE if name in names)}."
             )
+    if not about["importable"]["env_kwargs"] and "env_kwargs" not in settings:
+        raise ConfigError(f"env_kwargs of this run hold what a file cannot: {saved['env_kwargs']}. Give them again.")
     made = {**saved, **settings}
     for name in ("env", "network"):
         made[name] = _named(name, about, settings.get(name), trust=trust)

@@ -23,7 +23,7 @@ from raceway.policies.networks import imported
 from raceway.resuming import Start, start_of
 from raceway.rl.space_json import space_to_json
 from raceway.runs.checkpoints import Checkpoints
-from raceway.runs.directory import RunDirectory, read_metrics
+from raceway.runs.directory import RunDirectory, is_plain, read_metrics
 from raceway.runs.display import Watcher
 from raceway.runs.evaluations import Evaluations
 from raceway.runs.machine import num_cores, one_thread, since_start
@@ -70,8 +70,10 @@ def train(
         known("way to resume", resume, ("auto",))
         if settings.get("run_dir") is None:
             raise ConfigError("--resume auto goes on with the run in --run-dir. Give that too.")
-        if (Path(settings["run_dir"]) / "config.json").exists():
+        path = Path(settings["run_dir"])
+        if Checkpoints(path / "checkpoints").all():
             return Training.again(settings.pop("run_dir"), found, watchers=watchers, **settings).run()
+        RunDirectory.discard(path)
     return Training(found, found.settings(**settings), watchers).run()
 
 
@@ -118,7 +120,7 @@ class Training:
         self.report = ReportMetrics()
         self.result = Result({}, self.policy)
         self.evaluations = Evaluations(
-            self.policy, self.env, cfg.eval_every, cfg.eval_episodes, seed=cfg.seed, clip_actions=cfg.clip_actions
+            self.learner, self.env, cfg.eval_every, cfg.eval_episodes, seed=cfg.seed, clip_actions=cfg.clip_actions
         )
 
     @classmethod
@@ -176,8 +178,10 @@ class Training:
         config = {**dataclasses.asdict(cfg), "network": asked.network, "env": self.env.name}
         if start is not None:
             about = start.checkpoint.about
-            directory = RunDirectory.again(cfg.run_dir, about["iterations"])
+            directory = RunDirectory.again(cfg.run_dir)
             stack.callback(directory.close)
+            start.check()
+            directory.rewind(about["iterations"])
             directory.describe_again(config, about["steps"], num_workers=self.num_workers)
             self.result.metrics = read_metrics(directory.path)
             self.result.returns = [value for row in self.result.metrics for value in row["returns"]]
@@ -193,9 +197,9 @@ class Training:
                 policy={**self.rollouts.about_policy, "network": asked.network},
                 spaces={"observation": seen, "action": done},
                 env={"name": self.env.name, "kwargs": self.env.kwargs, "vector": self.env.vector},
-                importable={"env": isinstance(asked.env, str), "network": isinstance(asked.network, str)},
+                importable={name: is_plain(getattr(asked, name)) for name in ("env", "network", "env_kwargs")},
             )
-        self.events = stack.enter_context(Events(directory.path, start and start.checkpoint.about["steps"]))
+        self.events = stack.enter_context(Events(directory.path, start.steps if start else None))
         return directory
 
     @contextmanager
@@ -216,7 +220,9 @@ class Training:
 
     def flow(self, workers: Sequence[Actor]) -> Any:
         """Return the plan of the run."""
-        bears = {"errors": False, "budget": self.cfg.max_restarts, "deadline": self.cfg.item_deadline}
+        budget, deadline = self.cfg.max_restarts, self.cfg.item_deadline
+        window = max(60.0, (budget + 1) * (deadline or 0))  # or one that always hangs would be restarted for ever
+        bears = {"errors": False, "budget": budget, "deadline": deadline, "window": window}
         context = Context(self.learner, workers, workers[0].engine, bears=bears)
         weights = context.weights()
         # An actor that dies comes back with the weights of the others. What it plays then is what it would have played.
@@ -234,6 +240,8 @@ class Training:
                 better = self.evaluations(self.report.timesteps, row)
                 self._tell(row, directory)
                 limit = signals.reason or self._limit()
+                if limit:
+                    signals.done()  # saving may take longer than that
                 if limit or better or self.saver.due(self.report.timesteps):
                     self._save(run)
         return limit or "end of the stream"
@@ -244,11 +252,11 @@ class Training:
             flow.explain("svg", path=str(directory.path / "plan.svg"))
             self.report.start()
             return flow.start()
-        checkpoint, state = self.start
+        checkpoint, state = self.start.checkpoint, self.start.state
         self.learner.restore(state["learner"])
         self.evaluations.restore(state["evaluations"])
         self.saver.start(checkpoint, checkpoint.about["steps"])
-        self.start = Start(checkpoint, None)  # the state may be large
+        self.start = dataclasses.replace(self.start, state=None)  # it may be large
         return flow.start(state=state["flow"])
 
     def _tell(self, row: dict[str, Any], directory: RunDirectory) -> None:
@@ -309,7 +317,7 @@ class Training:
             "mean_return": report.mean_return,
             "best_mean_return": report.best,
             "stopped_by": stopped_by,
-            "resumed_at": self.start and self.start.checkpoint.about["steps"],
+            "resumed_at": self.start.steps if self.start else None,
             "weights_sha256": self.policy.sha256(),
             "state_sha256": last and last.sha256,
             "checkpoint": last and str(last.path),

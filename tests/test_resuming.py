@@ -9,19 +9,23 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import gymnasium
-import psutil
+import numpy as np
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 
 import raceway
-from raceway.errors import CheckpointError, ConfigError
+from raceway.errors import CheckpointError, ConfigError, EnvironmentFailed
+from raceway.play.evaluating import evaluate
 from raceway.runs.checkpoints import Checkpoint, Checkpoints
 from raceway.runs.coding import differences, encode
-from raceway.runs.directory import read_metrics
+from raceway.runs.directory import RunDirectory, read_metrics
 from raceway.runs.display import Watcher
+from raceway.runs.saving import Saver
 from raceway.training import Training, resume, train
 from tests.conftest import GENEROUS
 
@@ -402,35 +406,30 @@ def test_a_run_remembers_how_often_it_was_resumed_and_what_changed() -> None:
     assert about["config"] == {**first["config"], **about["resumes"][0]["changed"], **about["resumes"][1]["changed"]}
 
 
-def test_a_worker_that_dies_while_a_run_is_saved_does_not_end_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_that_dies_while_a_run_is_saved_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
     class Killer(Watcher):
         """Kills the worker, once, after the row before a checkpoint."""
 
-        def begin(self, training: Any, path: Path) -> None:
-            self.training = training
-
         def iteration(self, row: dict[str, Any]) -> None:
             if row["time/iterations"] == 3:
-                (pid,) = [child.pid for child in psutil.Process().children(recursive=True) if is_worker(child)]
-                os.kill(pid, signal.SIGKILL)
+                (worker,) = workers
+                os.kill(worker.call("pid").result(GENEROUS), signal.SIGKILL)
+
+    workers: list[Any] = []
+    spawn = Training._spawn
+    monkeypatch.setattr(Training, "_spawn", lambda *args: workers.extend(spawn(*args)) or workers)
 
     algorithm, settings = settings_of("ppo cartpole")
     more = {"engine": "process", "num_workers": 1, "iterations": 6, "save_every": 1, "run_dir": "run"}
-    with caplog.at_level(logging.WARNING):
-        result = train(algorithm, watchers=[Killer()], **more, **settings)
+    result = train(algorithm, watchers=[Killer()], **more, **settings)
     assert result.summary["iterations"] == 6
     assert result.summary["timesteps"] == 6 * 128
     assert last("run").about["iterations"] == 6
 
 
-def is_worker(process: psutil.Process) -> bool:
-    return not process.children() and process.parent() != psutil.Process()
-
-
 def test_a_run_that_fails_says_what_is_saved() -> None:
-    Path("broken.py").write_text(
-        LONG.replace("Long", "Broken").replace("time.sleep(1000)", "raise RuntimeError('lost')")
-    )
+    text = LONG.replace("Long", "Broken").replace("time.sleep(1000)", "raise RuntimeError('lost')")
+    Path("broken.py").write_text(text)
     options = options_of({"env": "broken:Broken-v0", "num_envs": 2, "num_shards": 1, "run_dir": "run", "save_every": 1})
     with command("train", "a2c", *options, "--local", "--max-env-failures", "0") as run:
         _, error = run.communicate(timeout=GENEROUS)
@@ -438,3 +437,134 @@ def test_a_run_that_fails_says_what_is_saved() -> None:
     assert "raised RuntimeError: lost" in error
     assert "What was trained before is saved. Go on with: raceway resume run" in error
     assert last("run").about["iterations"] == 4
+
+
+@pytest.mark.parametrize("algorithm", ASYNCHRONOUS)
+def test_workers_go_on_with_weights_that_were_trained(algorithm: str) -> None:
+    settings = {"env": "cartpole", "seed": 1, **ASYNCHRONOUS[algorithm]}
+    train(algorithm, run_dir="run", iterations=30, engine="inline", **settings)
+    training, saved = Training.again("run"), last("run").state()
+    training.learner.restore(saved["learner"])
+    with training.planned(run=False) as flow, flow.start(state=saved["flow"]) as run:
+        worker = next(actor for node in run.nodes for actor in node.actors if actor.name.startswith("rollouts"))
+        found = worker.call("weights").result()
+    for name, array in training.learner.policy.weights().items():
+        np.testing.assert_array_equal(found[name], array)
+
+
+def test_a_long_save_after_a_signal_is_not_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is waited for with patience is the end of an iteration, not the checkpoint after it."""
+    algorithm, settings = settings_of("ppo cartpole")
+
+    class Slow(Watcher):
+        def iteration(self, row: dict[str, Any]) -> None:
+            if row["time/iterations"] == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    def save(self: Saver, *args: Any) -> Any:
+        (timer,) = [one for one in threading.enumerate() if isinstance(one, threading.Timer)] or [None]
+        assert timer is None or timer.finished.is_set()
+        return original(self, *args)
+
+    original = Saver.save
+    monkeypatch.setattr(Saver, "save", save)
+    result = train(algorithm, run_dir="run", engine="inline", iterations=100, watchers=[Slow()], **settings)
+    assert result.summary["stopped_by"] == "terminated"
+    assert last("run").about["iterations"] == 3
+
+
+def test_auto_begins_anew_if_nothing_was_saved_yet() -> None:
+    algorithm, settings = settings_of("ppo cartpole")
+    some = {**settings, "engine": "inline", "run_dir": "run", "resume": "auto", "iterations": 2}
+    train(algorithm, **some)
+    shutil.rmtree("run/checkpoints")
+    assert train(algorithm, **some).summary["resumed_at"] is None
+    assert last("run").about["iterations"] == 2
+    assert len(read_metrics("run")) == 2
+    shutil.rmtree("run/checkpoints")
+    held = RunDirectory.again("run")
+    with pytest.raises(ConfigError, match=rf"is being trained by process {os.getpid()}"):
+        train(algorithm, **some)
+    held.close()
+
+
+def test_an_environment_given_in_python_may_have_another_name() -> None:
+    def world() -> Any:
+        return gymnasium.make("CartPole-v1", max_episode_steps=30)
+
+    some: dict[str, Any] = {"num_envs": 4, "num_shards": 2, "engine": "inline", "seed": 1}
+    train("a2c", env=world, run_dir="run", iterations=1, **some)
+    resume("run", iterations=2, env=lambda: world())
+    assert resume("run", iterations=3, env=world).summary["iterations"] == 3
+
+
+class Touchy(CartPoleEnv):
+    """Fails in its first episode, from some step on, if it is told so."""
+
+    fails = False
+
+    def __init__(self, size: tuple[int, int] = (0, 0)) -> None:
+        super().__init__()
+        self.size = size
+        assert isinstance(size, tuple)
+
+    def step(self, action: Any) -> Any:
+        if Touchy.fails:
+            Touchy.fails = False
+            raise RuntimeError("not again")
+        return super().step(action)
+
+
+def test_an_environment_that_fails_while_it_is_brought_back_is_borne(caplog: pytest.LogCaptureFixture) -> None:
+    some: dict[str, Any] = {"num_envs": 2, "num_shards": 1, "engine": "inline", "seed": 1}
+    train("a2c", env=Touchy, run_dir="run", iterations=2, **some)
+    Touchy.fails = True
+    with caplog.at_level(logging.WARNING):
+        result = resume("run", iterations=4, env=Touchy)
+    assert result.summary["iterations"] == 4
+    assert "not again" in caplog.text
+    assert "environments could not be brought back" in caplog.text
+    assert result.metrics[-1]["rollout/env_failures"] == 1
+
+
+def test_an_environment_that_fails_in_an_evaluation_does_not_end_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(Watcher):
+        def iteration(self, row: dict[str, Any]) -> None:
+            seen.append("eval/mean_reward" in row)
+
+    seen: list[bool] = []
+    calls = iter([True, False])
+
+    def touchy(*args: Any, **settings: Any) -> Any:
+        if next(calls):
+            raise EnvironmentFailed("step of the environment raised RuntimeError: no", 0, "here")
+        return evaluate(*args, **settings)
+
+    with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr("raceway.runs.evaluations.evaluate", touchy)
+        algorithm, settings = settings_of("ppo cartpole")
+        more = {"eval_every": 200, "eval_episodes": 1, "engine": "inline", "iterations": 4}
+        train(algorithm, run_dir="run", watchers=[Failing()], **settings, **more)
+    assert seen == [False, False, False, True]
+    assert "the evaluation after 256 steps was given up" in caplog.text
+
+
+def test_settings_that_a_file_changes_can_be_given_again() -> None:
+    some: dict[str, Any] = {"num_envs": 2, "num_shards": 1, "engine": "inline", "hidden": [8, 8]}
+    kwargs = {"size": (3, 4)}
+    train("a2c", env=Touchy, env_kwargs=kwargs, run_dir="run", iterations=1, **some)
+    with pytest.raises(ConfigError, match=r"env_kwargs of this run hold what a file cannot: .*Give them again"):
+        resume("run", env=Touchy, iterations=2)
+    more = {"run_dir": "run", "resume": "auto", **some}
+    assert train("a2c", env=Touchy, env_kwargs=kwargs, iterations=3, **more).summary["iterations"] == 3
+
+
+def test_a_run_that_goes_on_while_it_is_read_is_not_cut() -> None:
+    algorithm, settings = settings_of("ppo cartpole")
+    train(algorithm, run_dir="run", engine="inline", iterations=1, **settings)
+    slow = Training.again("run", iterations=5)
+    resume("run", iterations=3)
+    with pytest.raises(ConfigError, match=r"the run in run has gone on while it was read. Resume it again"):
+        slow.run()
+    assert len(read_metrics("run")) == 3
+    assert last("run").about["iterations"] == 3

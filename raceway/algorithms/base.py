@@ -109,7 +109,7 @@ class AlgorithmConfig:
             raise ConfigError(f"--address is of a Ray cluster, and the engine is {self.engine}. Use --engine ray.")
         whole("seed", self.seed, 0)
         whole("max_env_failures", self.max_env_failures, 0)
-        whole("max_restarts", self.max_restarts, 0)
+        whole("max_restarts", self.max_restarts)
         for name in _WHOLE:
             if getattr(self, name, None) is not None:
                 whole(name, getattr(self, name))

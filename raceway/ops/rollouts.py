@@ -118,7 +118,10 @@ class RolloutWorker:
 
     def _open(self, shard: int) -> Collector:
         settings = self.settings
-        recovery = Recovery(settings.max_env_failures, partial(self._make_slots, shard))
+        saved = self._saved.pop(shard, None)
+        # Environments that seed themselves must not begin with the same episodes again.
+        begun = 0 if saved is None or "history" in saved else 1 + int(max(saved["episode"]))
+        recovery = Recovery(settings.max_env_failures, partial(self._make_slots, shard), begun)
         slots = recovery.make(lambda _: (f"worker {self.name}, shard {shard}", 0))
         if self._policy is None:
             spaces = slots.observation_space, slots.action_space
@@ -130,7 +133,6 @@ class RolloutWorker:
             slots, self._policy, seed=settings.seed, shard=shard, worker=self.name, clip_actions=clips,
             keep_given=settings.kind == "actor-critic", recovery=recovery,
         )  # fmt: skip
-        saved = self._saved.pop(shard, None)
         if saved is not None and not collector.resume(saved):
             _log.warning("shard %d: environments could not be brought back to where they were; going on", shard)
         return collector

@@ -265,7 +265,7 @@ class Collector(Acting):
         """Return what is needed to go on from here, for `resume`."""
         arrays = tree_map(np.copy, {"episode": self.episode, "playing": self.playing, "carried": self._carried})
         about: dict[str, Any] = {**arrays, "failures": list(self.failures)}
-        if not self.slots.recalls:
+        if not (self.slots.recalls and self._history.whole):
             return about
         seen = tree_map(np.copy, row_of(self.obs, self._now))
         return {**about, "history": self._history.state(), "remembered": self._remembered(), "seen": seen}
@@ -279,10 +279,17 @@ class Collector(Acting):
         if "history" not in saved:
             self.episode += 1
             return False
-        self._now, self._carried = 0, np.array(saved["carried"])
         self._history.restore(saved["history"])
         here = row_of(self.obs, 0)
-        self._history.replay(self.slots, self._bounded, here)
+        try:
+            self._history.replay(self.slots, self._bounded, here)
+        except EnvironmentFailed as error:
+            self.recovery.bear(error, *self._place(0, error.slot))
+            self.slots.close()
+            self.slots = self.recovery.make(partial(self._place, 0))
+            self._history, self.episode = History(self.num_slots), self.episode + 1
+            return False
+        self._now, self._carried = 0, np.array(saved["carried"])
         self._play(slice(None), np.array(saved["playing"]))
         self._remember(saved["remembered"])
         same: list[bool] = []

@@ -39,9 +39,10 @@ class Recovery:
     Args:
         most: failures that are borne with no episode ended in between; with 0, the first one is raised.
         make: makes all environments of a shard, for where single ones cannot be; it is told how often it was done.
+        num_made: how often that was before.
     """
 
-    def __init__(self, most: int = 0, make: Callable[[int], Slots] | None = None) -> None:
+    def __init__(self, most: int = 0, make: Callable[[int], Slots] | None = None, num_made: int = 0) -> None:
         self.most, self._make = most, make
         self.prepare: Callable[[Slots], None] | None = None
         """What is done to environments that were made again, before they are played."""
@@ -49,7 +50,7 @@ class Recovery:
         """Failures since an episode has ended."""
         self.anew: set[int] = set()
         """Slots whose environments were just made again: nothing that they do depends on what was before."""
-        self._num_made = 0
+        self._num_made = num_made
         self._lost: list[int] = []
 
     def bear(self, error: EnvironmentFailed, place: str, steps: int = 0) -> None:

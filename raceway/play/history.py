@@ -16,6 +16,8 @@ from raceway.rl.spaces import Tree
 
 Array = np.ndarray
 
+_MOST = 200_000  # steps: with more, playing them again would take longer than what was learnt in them is worth
+
 
 class History:
     """What was done in every slot since the reset that its environment depends on alone.
@@ -26,6 +28,7 @@ class History:
     def __init__(self, num_slots: int) -> None:
         self.now = 0  # steps so far
         self._resets: list[list[tuple[int, int]]] = [[] for _ in range(num_slots)]  # the step and seed of each
+        self._forgotten = 0  # the step before which none are known any more
         self._parts: list[tuple[int, Array, Array]] = []  # the first step, the actions, and which of them count, [T, B]
 
     def began(self, slot: int, row: int, seed: int, anew: bool) -> None:
@@ -38,6 +41,9 @@ class History:
         """Note what was done, and whether it was, [T, B]. The arrays are kept."""
         self._parts.append((self.now, actions, counted))
         self.now += len(actions)
+        if self.now - self._oldest > _MOST:
+            self._forgotten = self.now
+            self._parts.clear()
         while self._parts and self._parts[0][0] + len(self._parts[0][1]) <= self._oldest:
             self._parts.pop(0)
 
@@ -45,6 +51,11 @@ class History:
     def _oldest(self) -> int:
         """The first step that is still needed."""
         return min((resets[0][0] for resets in self._resets if resets), default=self.now)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all that is needed is there: of very long episodes it is not kept."""
+        return self._oldest >= self._forgotten
 
     def state(self) -> Any:
         """Return it as data."""

@@ -54,8 +54,10 @@ class WeightSender:
         return {"age": self._age, "sent": send_msg(self.workers[0], "weights").result() if same else None}
 
     def restore(self, state: Any) -> None:
-        """Go on from there: workers, which may be others, are sent what they had."""
+        """Go on from there: workers, which may be others, are sent what they had, or if that differed the newest."""
         self._age = state["age"]
+        if state["sent"] is None:
+            self.send(self.workers)
         for worker in self.workers if state["sent"] is not None else ():
             send_msg(worker, "set_weights", state["sent"])
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from raceway.errors import ConfigError
+from raceway.runs.disk import put, sync
 
 SCHEMA = 2
 """Of config.json."""
@@ -50,16 +51,25 @@ class RunDirectory:
             raise ConfigError(f"no run can be kept in {made}: {error}. Choose another --run-dir.") from error
 
     @classmethod
-    def again(cls, path: str | Path, iterations: int) -> RunDirectory:
-        """Open the folder of a run that goes on after so many iterations. What was told of later ones is removed."""
-        made = cls(Path(path), "a")
-        rows = [row for row in read_metrics(path) if row["time/iterations"] <= iterations]
-        made._metrics.close()
-        aside = made.metrics_path.with_suffix(".new")
-        aside.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        os.replace(aside, made.metrics_path)
-        made._metrics = made.metrics_path.open("a", encoding="utf-8")
-        return made
+    def again(cls, path: str | Path) -> RunDirectory:
+        """Open the folder of a run that goes on."""
+        return cls(Path(path), "a")
+
+    @classmethod
+    def discard(cls, path: str | Path) -> None:
+        """Let a run that was over before its first checkpoint be begun anew in its folder."""
+        config = Path(path) / "config.json"
+        if config.exists():
+            made = cls(Path(path), "a")
+            config.unlink()
+            made.close()
+
+    def rewind(self, iterations: int) -> None:
+        """Remove what was told of later iterations."""
+        rows = [row for row in read_metrics(self.path) if row["time/iterations"] <= iterations]
+        self._metrics.close()
+        replace(self.metrics_path, "".join(json.dumps(row) + "\n" for row in rows))
+        self._metrics = self.metrics_path.open("a", encoding="utf-8")
 
     def describe(self, algorithm: str, config: Mapping[str, Any], **more: Any) -> None:
         """Write down what is run."""
@@ -69,7 +79,7 @@ class RunDirectory:
     def describe_again(self, config: Mapping[str, Any], steps: int, **more: Any) -> None:
         """Add to what was written down that it is run again, after so many steps, and with what that is different."""
         about = read_config(self.path)
-        now = json.loads(json.dumps(dict(config), default=_shown))
+        now = json.loads(as_json(dict(config)))
         changed = {name: value for name, value in now.items() if about["config"].get(name) != value}
         changed.pop("run_dir", None)  # folders can be moved
         again = {"steps": steps, "changed": changed, **_circumstances()}
@@ -79,10 +89,8 @@ class RunDirectory:
     def write(self, name: str, value: Any) -> Path:
         """Write a JSON file, aside first, so that it is there whole or not at all."""
         path = self.path / name
-        aside = path.with_suffix(".new")
         try:
-            aside.write_text(json.dumps(value, indent=2, default=_shown) + "\n", encoding="utf-8")
-            os.replace(aside, path)
+            replace(path, json.dumps(value, indent=2, default=_shown) + "\n")
         except OSError as error:
             self._tell(error)
         return path
@@ -115,6 +123,28 @@ def _circumstances() -> dict[str, Any]:
     return {"command": sys.argv, "versions": versions(), "git": git_state(), "started": started}
 
 
+def replace(path: Path, text: str) -> None:
+    """Write a file aside, bring it to the disk, and put it in the place of the one that is there."""
+    aside = path.with_suffix(".new")
+    put(aside, text.encode())
+    os.replace(aside, path)
+    sync(path.parent)
+
+
+def as_json(value: Any) -> str:
+    """Return a setting as it is written down."""
+    return json.dumps(value, default=_shown)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a setting is the same after it was written down and read.
+
+    >>> is_plain({"size": 3}), is_plain({"size": (3, 4)}), is_plain(len)
+    (True, False, False)
+    """
+    return bool(json.loads(as_json(value)) == value)
+
+
 def _locked(folder: Path) -> TextIO:
     """Return the lock of a folder. The system lets go of it when the process ends, however that happens."""
     file = (folder / "lock").open("a+", encoding="utf-8")
@@ -122,7 +152,7 @@ def _locked(folder: Path) -> TextIO:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
-        except OSError:
+        except BlockingIOError:
             time.sleep(_MOMENT)  # somebody may have had it for an instant, to see whether the run is alive
             if not last:
                 continue
@@ -132,6 +162,9 @@ def _locked(folder: Path) -> TextIO:
             raise ConfigError(
                 f"the run in {folder} is being trained by {whose}. Wait for it to end, or choose another --run-dir."
             ) from None
+        except OSError as error:  # a file system without locks
+            _log.warning("%s cannot be locked: %s. See to it that nothing else trains in it", folder, error)
+            break
     file.truncate(0)
     file.write(f"process {os.getpid()} on {platform.node()}\n")
     file.flush()

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 from typing import Any, ClassVar
 
 from raceway.envs import EnvSettings, Purpose, seed_of
+from raceway.errors import EnvironmentFailed
 from raceway.play.evaluating import evaluate
 from raceway.policies import Policy
+from raceway.policies.learner import Learner
 from raceway.state import Stateful
+
+_log = logging.getLogger(__name__)
 
 
 class Evaluations(Stateful):
     """Has a policy play for the record, and keeps the best.
 
     Args:
-        policy: what plays.
+        learner: whose policy plays; a copy of it if it is trained elsewhere meanwhile.
         env: what it plays in.
         every: steps of environments between two evaluations; None for never.
         num_episodes: of one.
@@ -25,24 +31,37 @@ class Evaluations(Stateful):
     kept: ClassVar[tuple[str, ...]] = ("last", "best")
 
     def __init__(
-        self, policy: Policy, env: EnvSettings, every: int | None, num_episodes: int, *, seed: int, clip_actions: bool
+        self, learner: Learner, env: EnvSettings, every: int | None, num_episodes: int, *, seed: int, clip_actions: bool
     ) -> None:
-        self.policy, self.env, self.every, self.num_episodes = policy, env, every, num_episodes
+        self.learner, self.env, self.every, self.num_episodes = learner, env, every, num_episodes
         self.seed, self.clip_actions = seed_of(seed, Purpose.EVALUATION), clip_actions
-        self.last: tuple[int, float] = (0, 0.0)
-        """After how many steps, and the mean return."""
+        self.last: tuple[int, float | None] = (0, None)
+        """After how many steps, and the mean return, if there was one."""
         self.best: float | None = None
 
     def __call__(self, steps: int, row: dict[str, Any]) -> bool:
         """Evaluate if it is time, put the figures into a row of metrics, and return whether it was the best so far."""
         if self.every is None or steps // self.every <= self.last[0] // self.every:
             return False
-        found = evaluate(self.policy, self.env, self.num_episodes, seed=self.seed, clip_actions=self.clip_actions)
+        self.last = steps, None
+        try:
+            more: Any = {"seed": self.seed, "clip_actions": self.clip_actions}
+            found = evaluate(self._policy(), self.env, self.num_episodes, **more)
+        except EnvironmentFailed as error:
+            _log.warning("the evaluation after %d steps was given up: %s", steps, error)
+            return False
         row["eval/mean_reward"], row["eval/std_reward"] = found.mean_return, found.std_return
         row["eval/mean_ep_length"] = found.mean_length
         self.last, before = (steps, found.mean_return), self.best
         self.best = found.mean_return if before is None else max(before, found.mean_return)
         return before is None or found.mean_return > before
+
+    def _policy(self) -> Policy:
+        if not self.learner.away:
+            return self.learner.policy
+        made = copy.deepcopy(self.learner.policy)
+        made.load(self.learner.published[1])
+        return made
 
     def score(self, steps: int, otherwise: float | None) -> float | None:
         """Return by what a checkpoint is compared: the evaluation, if one was now; `otherwise` if there are none."""

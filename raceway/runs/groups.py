@@ -17,7 +17,9 @@ from raceway.words import counted
 
 RETURN, EVAL = "rollout/ep_rew_mean", "eval/mean_reward"
 LEVEL = 0.95
-_NO_EFFECT = ("engine", "address", "num_workers", "run_dir", "keep", "tensorboard")
+_NO_EFFECT = (
+    "engine", "address", "num_workers", "run_dir", "keep", "item_deadline", "max_env_failures", "max_restarts",
+)  # fmt: skip
 _NO_EFFECT_PREFIXES = ("eval_", "save_", "checkpoint", "log_")
 _MOST_NAMED = 4  # settings in a legend
 _FEW = 5  # seeds; with fewer a bootstrap cannot see how far results spread

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from raceway.errors import ActorError
+from raceway.errors import ActorError, ConfigError
 from raceway.runs.checkpoints import Checkpoint, Checkpoints
 
 _log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class Saver:
     def _write(self, state: Any, about: Mapping[str, Any]) -> None:
         try:
             self.last = self.checkpoints.save(state, about)
-        except OSError as error:
+        except (OSError, ConfigError) as error:  # no room; or something that is no data
             self._failed(error)
             return
         if self._failing:

@@ -233,9 +233,9 @@ def test_two_runs_in_one_folder(tmp_path: Path) -> None:
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        for again in (lambda: RunDirectory.new(tmp_path, "run"), lambda: RunDirectory.again(tmp_path, 0)):
+        for again in (lambda: RunDirectory.new(tmp_path, "run"), lambda: RunDirectory.again(tmp_path)):
             with pytest.raises(ConfigError, match=rf"process {holder.pid} on "):
                 again()
         holder.kill()
-    RunDirectory.again(tmp_path, 0).close()
+    RunDirectory.again(tmp_path).close()
     RunDirectory.new(tmp_path, "run").close()
