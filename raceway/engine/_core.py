@@ -159,11 +159,12 @@ class EngineCore:
                     f"Last: {core.error}",
                     core.name,
                 ) from core.error
+            quick = _in_a_row(core.restarted_at, now, 2 * policy.backoff_most)
             core.restarted_at.append(now)
             core.incarnation += 1
             core.error = None
             core.ready = Future(self, core, "__init__")
-            wait = 0.0 if num_recent == 0 else min(policy.backoff_most, policy.backoff * 2 ** (num_recent - 1))
+            wait = min(policy.backoff_most, policy.backoff * 2 ** (quick - 1)) if quick else 0.0
             if wait:
                 incarnation = core.incarnation
                 core.resting = True
@@ -513,3 +514,17 @@ class EngineCore:
 
     def _close(self) -> None:
         raise NotImplementedError
+
+
+def _in_a_row(times: list[float], now: float, gap: float) -> int:
+    """Return how many of the last times follow one another, and now, within so many seconds.
+
+    >>> _in_a_row([1.0, 30.0, 35.0], now=39.0, gap=10.0)
+    2
+    """
+    count = 0
+    for at in reversed(times):
+        if now - at > gap:
+            break
+        count, now = count + 1, at
+    return count

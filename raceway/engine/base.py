@@ -46,7 +46,7 @@ class Restarts:
     backoff: float = 0.05
     """Seconds before the second restart in a row; doubled for each further one. The first is at once."""
     backoff_most: float = 5.0
-    """The longest wait."""
+    """The longest wait. Restarts are in a row if less than twice that is between them."""
 
 
 @dataclass(frozen=True)
