@@ -164,7 +164,7 @@ class EngineCore:
             core.incarnation += 1
             core.error = None
             core.ready = Future(self, core, "__init__")
-            wait = min(policy.backoff_most, policy.backoff * 2 ** (quick - 1)) if quick else 0.0
+            wait = min(policy.backoff_most, policy.backoff * 2 ** min(quick - 1, 64)) if quick else 0.0
             if wait:
                 incarnation = core.incarnation
                 core.resting = True

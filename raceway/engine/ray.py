@@ -68,6 +68,7 @@ _INLINE_BYTES = 100 * 1024  # Ray sends values up to this size inside a call, la
 _FRESH_SECONDS = 0.005  # in which somebody may come to wait for a call
 _AWAY_SECONDS = 0.05  # in which somebody who asked for results may come again
 _ASK_SECONDS = 0.1  # to wait for a result in Ray, where Ctrl-C is not noticed
+_QUICK_SECONDS = 0.001  # for a result that was there, or nearly
 _GRACE_SECONDS = 0.25  # for Ray to end an actor; killed at once, Ray would report a crash
 _RESULT, _FAILURE, _REQUEST, _PARKS, _PUT = range(5)  # kinds of wire
 
@@ -152,6 +153,7 @@ class RayEngine(EngineCore):
         self._num_asking = 0  # threads that ask Ray for results
         self._spared = False  # whether calls were left untold once more, for one who may come again to ask
         self._asked_at = -math.inf  # when one last did
+        self._hurried = False  # whether results come as quickly as they are asked for, so that there may be several
         self._bell_out, self._bell_in = socket.socketpair()
         self._bell_out.setblocking(False)
         self.reactor.watch(self._bell_out.fileno(), self._drain)
@@ -206,12 +208,14 @@ class RayEngine(EngineCore):
                 return False
             mine = {future: self._untold.pop(future) for future in futures if future in self._untold}
             self._num_asking += 1
+        begun = time.perf_counter()
         try:
-            found = _ready(list(replied), count, seconds)
+            found = _ready(list(replied), count, seconds, self._hurried)
         finally:
             with self.lock:
                 self._num_asking -= 1
                 self._asked_at = self.clock()
+                self._hurried = time.perf_counter() - begun < _QUICK_SECONDS
                 for ref, result in found.items():
                     replied[ref](result)
                 self._untold |= {future: call for future, call in mine.items() if future in self._calls}
@@ -588,20 +592,30 @@ class RayEngine(EngineCore):
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _ready(refs: list[Any], count: int, seconds: float) -> dict[Any, Any]:
-    """Wait for so many tasks, and return the results of those that are done; if one failed that is Ray's exception."""
+def _ready(refs: list[Any], count: int, seconds: float, hurried: bool = False) -> dict[Any, Any]:
+    """Wait for so many tasks, and return the results of those that are done; if one failed that is Ray's exception.
+
+    To wait for one is told of one, also where more are done. So who is in a hurry looks first at what is there.
+    """
     if count >= len(refs):
         try:
             return dict(zip(refs, ray.get(refs, timeout=seconds), strict=True))
         except ray.exceptions.RayError:
             seconds = 0  # the time is up, or one of them has failed
-    found = {}
-    for ref in ray.wait(refs, num_returns=count, timeout=seconds)[0]:
-        try:
-            found[ref] = ray.get(ref)
-        except ray.exceptions.RayError as error:
-            found[ref] = error
-    return found
+    done = ray.wait(refs, num_returns=len(refs), timeout=0)[0] if hurried and seconds else []
+    if len(done) < count:
+        done = ray.wait(refs, num_returns=count, timeout=seconds)[0]
+    try:
+        return dict(zip(done, ray.get(done), strict=True))
+    except ray.exceptions.RayError:
+        return {ref: _result_of(ref) for ref in done}
+
+
+def _result_of(ref: Any) -> Any:
+    try:
+        return ray.get(ref)
+    except ray.exceptions.RayError as error:
+        return error
 
 
 def _wanted(needs: Resources) -> dict[str, float]:

@@ -7,7 +7,8 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raceway.engine.base import Actor
-from raceway.engine.guests import Failures, Guest, Pulls
+from raceway.engine.guests import Failures, Guest
+from raceway.engine.pulls import Pulls
 from raceway.errors import FlowError
 from raceway.flow._ops import Stage
 from raceway.flow._plan import Envelope, Item, Node, Shard, Source, Word, detached

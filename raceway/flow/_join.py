@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from raceway.engine.base import Actor
-from raceway.engine.guests import Failures, Guest, Pushes, ThreadGuest
+from raceway.engine.guests import Failures, Guest, ThreadGuest
+from raceway.engine.pulls import Pushes
 from raceway.flow._ops import Op, Stage
 from raceway.flow._plan import Item, Node, Word, detached
 from raceway.flow._shard import operator_on

@@ -47,8 +47,7 @@ class ParIter(Stream[T_co]):
         """
         if not isinstance(items, Sequence):
             raise ConfigError(f"from_items deals out a sequence, not {items!r}. Use from_iterators.")
-        origin = Origin(partial(dealt, items), parallel=True)
-        return _sharded(f"from_items({len(items)} items", actors, origin, num_shards)
+        return _sharded(f"from_items({len(items)} items", actors, Origin(partial(dealt, items), True), num_shards)
 
     @staticmethod
     def from_iterators(iterators: Sequence[Iterable[U] | Callable[[], Iterable[U]]], actors: Actors) -> ParIter[U]:

@@ -12,8 +12,8 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from raceway.engine.guests import Again
 from raceway.engine.news import News
+from raceway.engine.pulls import Again
 from raceway.errors import ConfigError, FlowError, close_all, known
 from raceway.flow._gather import Gather, GatherAsync
 from raceway.flow._join import Moved, Queue, Split, Union

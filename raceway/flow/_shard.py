@@ -148,9 +148,8 @@ class RunningShard:
         report = None
         if now >= self._report_at:
             self._report_at, report = now + _REPORT_SECONDS, self.report()
-        marks = [op.position for op in self._marked]
         held = sum([op.num_held for op in self._row[1:]])
-        return answer[0], unsealed(answer[1])[1:6], marks, held, report
+        return answer[0], unsealed(answer[1])[1:6], [op.position for op in self._marked], held, report
 
     def report(self) -> list[tuple[Any, ...]]:
         """Return the counters of the source and of every operator."""
