@@ -24,9 +24,10 @@ from raceway.engine import make_engine
 from raceway.ops import FitBaseline, InnerAdapt, Learner, UpdateWeights, parallel_rollouts
 from raceway.policies import Policy
 from raceway.policies.adapting import adapted
+from raceway.recording import Result
 from raceway.rl import bootstrap_interval, episode_sums
 from raceway.runs.machine import one_thread
-from raceway.training import Result, Training, train
+from raceway.training import Training, train
 
 NUM_TASKS, EPISODES = 40, 20
 HELD_OUT = 10_000
