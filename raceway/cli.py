@@ -12,7 +12,7 @@ import os
 import sys
 from importlib import metadata
 
-from raceway.errors import EnvironmentFailed, OperatorError, RacewayError, unknown
+from raceway.errors import EnvironmentFailed, OperatorError, RacewayError, known, unknown
 
 INTERRUPTED = 130
 
@@ -30,19 +30,23 @@ COMMANDS = {
 def main(argv: list[str] | None = None) -> int:
     """Run a command and return its exit code."""
     arguments = sys.argv[1:] if argv is None else argv
-    logging.basicConfig(
-        level=os.environ.get("RACEWAY_LOG", "WARNING").upper(), format="%(levelname)s %(name)s: %(message)s"
-    )
     try:
+        _begin_log()
         return _run(arguments)
     except RacewayError as error:
         print(f"error: {told(error)}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    except KeyboardInterrupt as stop:
+        return stop.args[0] if stop.args and isinstance(stop.args[0], int) else INTERRUPTED
     except BrokenPipeError:  # whoever read the output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _begin_log() -> None:
+    level = os.environ.get("RACEWAY_LOG", "").upper() or "WARNING"
+    known("level in RACEWAY_LOG", level, logging.getLevelNamesMapping())
+    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
 
 
 def told(error: RacewayError) -> str:

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from raceway.recording import Result, plain_name
 from raceway.rl import bootstrap_interval, interquartile_mean
 from raceway.runs.directory import RunDirectory
 from raceway.runs.display import RULE, Watcher
 from raceway.runs.machine import since_start
 from raceway.runs.plots import plot_seeds
 from raceway.runs.stopping import EXIT_CODES
-from raceway.training import Result, plain_name, train
+from raceway.training import train
 
 
 @dataclass

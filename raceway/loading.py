@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from gymnasium import spaces
 
 from raceway.envs import EnvSettings
-from raceway.errors import ConfigError
+from raceway.errors import CheckpointError, ConfigError, known
 from raceway.play.evaluating import Evaluation, evaluate
 from raceway.policies import Policy, Weights, make_policy
 from raceway.policies.acting import Acting
-from raceway.policies.networks import NETWORKS, imported
+from raceway.policies.networks import ACTIVATIONS, NETWORKS, imported
+from raceway.resuming import check_fit, check_run, check_size, trusted
 from raceway.rl.space_json import space_from_json, space_to_json
 from raceway.runs.checkpoints import Checkpoint, Checkpoints
 from raceway.runs.directory import read_config
 from raceway.runs.machine import one_thread
+from raceway.runs.written import has_policy
+
+_log = logging.getLogger(__name__)
 
 
 class LoadedPolicy(Acting):
@@ -46,14 +50,7 @@ class LoadedPolicy(Acting):
         made = self._config["env"]
         if env is not None:
             return EnvSettings(env, made["kwargs"], made["vector"])
-        name = made["name"]
-        if not self._config.get("importable", {}).get("env", True):
-            raise ConfigError(f"the environment of this run is a function, {name!r}. Give it again: env=...")
-        if ":" in name and not self._trust:
-            raise ConfigError(
-                f"the environment of this run is {name!r}: a module that would be imported. Give it again with --env "
-                f"{name} (in Python, env={name!r}), or let the run import what it names with --trust (trust=True)."
-            )
+        name = trusted("env", made["name"], importable=self._config["importable"]["env"], trust=self._trust)
         return EnvSettings(name, made["kwargs"], made["vector"])
 
     def evaluate(
@@ -129,13 +126,16 @@ def load(
     """
     path = Path(run)
     config = read_config(path)
-    if "policy" not in config or "spaces" not in config:
+    if not has_policy(config):
         raise ConfigError(
             f"the run in {path} does not say what its policy is: an older version made it. Train it anew."
         )
-    checkpoint = Checkpoints(path / "checkpoints").find(_which(which))
+    checkpoint, weights = _found(Checkpoints(path / "checkpoints"), _which(which))
+    check_run(checkpoint, config)
+    check_size(config, config["policy"]["hidden"], weights)
     policy = _made(config, _network(config, network, trust=trust))
-    _fill(policy, checkpoint)
+    check_fit(policy, weights, checkpoint.path)
+    policy.load(weights)
     told = checkpoint.about
     about = {
         "run": str(path),
@@ -151,8 +151,8 @@ def load(
 def _which(which: str | int) -> str | int:
     if which in ("best", "latest") or (isinstance(which, int) and not isinstance(which, bool)):
         return which
-    if isinstance(which, str) and which.isdigit():
-        return int(which)
+    if isinstance(which, str) and which.isascii() and which.isdecimal():
+        return which.lstrip("0") or "0"
     raise ConfigError(f"which must be best, latest, or a number of steps, not {which!r}")
 
 
@@ -163,6 +163,8 @@ def _spaces(config: Mapping[str, Any]) -> tuple[spaces.Space, spaces.Space]:
 def _made(config: Mapping[str, Any], network: Any) -> Policy:
     """Make the policy of a run, untrained."""
     how = config["policy"]
+    if how["activation"] is not None:
+        known("activation", how["activation"], ACTIVATIONS)
     return make_policy(
         *_spaces(config), network, tuple(how["hidden"]), 0, kind=how["kind"], normalise=how["normalise"],
         num_slots=how["num_slots"], activation=how["activation"], shared=how["shared"],
@@ -176,34 +178,21 @@ def _network(config: Mapping[str, Any], given: Any, *, trust: bool) -> Any:
         return imported(given)
     if saved in NETWORKS:
         return saved
-    if ":" not in saved or not config.get("importable", {}).get("network", True):
-        raise ConfigError(f"the network of this run is a function, {saved!r}. Give it again: network=...")
-    if not trust:
-        raise ConfigError(
-            f"the network of this run is {saved!r}: a module that would be imported. Give it again with --network "
-            f"{saved} (in Python, network={saved!r}), or let the run import what it names with --trust (trust=True)."
-        )
-    return imported(saved)
+    importable = ":" in saved and config["importable"]["network"]
+    return imported(trusted("network", saved, importable=importable, trust=trust))
 
 
-def _fill(policy: Policy, checkpoint: Checkpoint) -> None:
-    """Give a policy its weights, having seen that they fit."""
-    own = policy.weights()
-    weights: Weights = checkpoint.weights()
-    problems = [f"{name} is missing" for name in own if name not in weights]
-    problems += [f"there is no {name} in it" for name in weights if name not in own]
-    problems += [
-        f"{name} has shape {np.shape(weights[name])}, not {value.shape}"
-        for name, value in own.items()
-        if name in weights and np.shape(weights[name]) != value.shape
-    ]
-    if problems:
-        more = f", and {len(problems) - 3} more" if len(problems) > 3 else ""
-        raise ConfigError(
-            f"the weights in {checkpoint.path} do not fit the network: {'; '.join(problems[:3])}{more}. Give the "
-            "network that was trained."
-        )
-    policy.load(weights)
+def _found(checkpoints: Checkpoints, which: str | int) -> tuple[Checkpoint, Weights]:
+    """Return a checkpoint and its weights. If those of the best cannot be read, it is the latest that can."""
+    try:
+        found = checkpoints.find(which)
+        return found, found.weights()
+    except CheckpointError as error:
+        if which != "best" or not checkpoints.all():
+            raise
+        other = checkpoints.newest_good(Checkpoint.weights)
+        _log.warning("the best checkpoint cannot be read: %s. In its place is loaded %s", error, other[0].path)
+        return other
 
 
 def _form(space: spaces.Space) -> Any:

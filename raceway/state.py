@@ -16,7 +16,7 @@ import numpy as np
 
 from raceway.given import asked_for
 
-_DATA = (type(None), bool, int, float, str, bytes, np.ndarray, np.generic, np.random.Generator)
+_DATA = (type(None), bool, int, float, str, bytes)
 
 RECORDS: dict[str, type] = {}
 """Classes whose objects are plain data, by name: named tuples, dataclasses, and dicts of a kind."""
@@ -66,7 +66,8 @@ def state_of(thing: Any) -> Any:
         return thing.state()
     if not hasattr(thing, "__dict__"):
         return None
-    return {name: value for name, value in vars(thing).items() if _is_data(value)}
+    plain = {name: _plain(value) for name, value in vars(thing).items()}
+    return {name: value for name, value in plain.items() if _is_data(value)}
 
 
 def restore(thing: Any, state: Any) -> None:
@@ -77,7 +78,8 @@ def restore(thing: Any, state: Any) -> None:
     if decides(thing):
         thing.restore(state)
     else:
-        vars(thing).update(state)
+        for name, value in state.items():
+            setattr(thing, name, _of_its_kind(value, vars(thing).get(name)))
 
 
 def state_of_actor(thing: Any, shard: Any) -> Any:
@@ -102,11 +104,34 @@ def _holder(thing: Any) -> Any:
     return thing.__self__ if inspect.ismethod(thing) else thing
 
 
+def _is_record(value: Any) -> bool:
+    return RECORDS.get(type(value).__name__) is type(value)
+
+
+def _plain(value: Any) -> Any:
+    """Return a dict or tuple of a kind, such as a defaultdict, as just that: its kind is how it was made."""
+    if _is_record(value):
+        return value
+    return dict(value) if isinstance(value, dict) else tuple(value) if isinstance(value, tuple) else value
+
+
+def _of_its_kind(value: Any, there: Any) -> Any:
+    """Return a value as what is in its place was made."""
+    if isinstance(there, dict) and type(there) is not type(value):
+        there.clear()
+        there.update(value)
+        return there
+    return there._make(value) if hasattr(there, "_make") and type(value) is tuple else value
+
+
 def _is_data(value: Any) -> bool:
-    if RECORDS.get(type(value).__name__) is type(value):
+    kind = type(value)
+    if _is_record(value):
         return True
-    if isinstance(value, dict):
+    if kind is dict:
         return all(map(_is_data, (*value, *value.values())))
-    if isinstance(value, (list, tuple, set, deque)):
+    if kind in (list, tuple, set, deque):
         return all(map(_is_data, value))
-    return isinstance(value, _DATA)
+    if kind is np.ndarray:
+        return value.dtype.kind in "biufcmM"
+    return kind in _DATA or isinstance(value, (np.generic, np.random.Generator))

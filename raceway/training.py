@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,40 +17,21 @@ from raceway.envs import EnvSettings, Purpose, Slots, make_slots, seed_of
 from raceway.errors import ConfigError, RacewayError, known
 from raceway.ops import ReportMetrics, RolloutWorker, parallel_rollouts
 from raceway.play import choose_workers, measure_step
-from raceway.policies import Policy
 from raceway.policies.networks import imported
+from raceway.recording import Recording, Result
 from raceway.resuming import Start, start_of
-from raceway.rl.space_json import space_to_json
 from raceway.runs.checkpoints import Checkpoints
-from raceway.runs.directory import RunDirectory, is_plain, read_metrics
+from raceway.runs.directory import RunDirectory
 from raceway.runs.display import Watcher
 from raceway.runs.evaluations import Evaluations
-from raceway.runs.machine import num_cores, one_thread, since_start
+from raceway.runs.health import Health
+from raceway.runs.machine import num_cores, one_thread
 from raceway.runs.saving import Saver
 from raceway.runs.stopping import StopSignals
-from raceway.runs.tensorboard import Events
 
 _log = logging.getLogger(__name__)
 
 _PRELOAD = ["torch", "gymnasium", "raceway.ops"]  # imported once, by the launcher, for all workers
-
-
-@dataclass
-class Result:
-    """What came of a run."""
-
-    summary: dict[str, Any]
-    """What `--json` prints."""
-    policy: Policy
-    metrics: list[dict[str, Any]] = field(default_factory=list)
-    """One entry an iteration."""
-    returns: list[float] = field(default_factory=list)
-    """The return of every episode, in the order of their iterations."""
-
-    @property
-    def path(self) -> Path:
-        """The folder of the run."""
-        return Path(self.summary["run_dir"])
 
 
 def train(
@@ -73,8 +53,10 @@ def train(
         path = Path(settings["run_dir"])
         if Checkpoints(path / "checkpoints").all():
             return Training.again(settings.pop("run_dir"), found, watchers=watchers, **settings).run()
-        RunDirectory.discard(path)
-    return Training(found, found.settings(**settings), watchers).run()
+    training = Training(found, found.settings(**settings), watchers)
+    if resume is not None:
+        RunDirectory.discard(path, found.name, training.env.name)
+    return training.run()
 
 
 def resume(
@@ -115,6 +97,8 @@ class Training:
         finally:
             slots.close()
         self.spaces = spaces
+        if start is not None:
+            start.check_fit(self.policy)
         self.num_workers, self.why = self._num_workers(slots)
         self.learner = self.cfg.learner(self.policy)
         self.report = ReportMetrics()
@@ -144,63 +128,33 @@ class Training:
     def run(self) -> Result:
         """Train until a limit is reached, or a signal comes."""
         with ExitStack() as stack:
-            directory = self._directory(stack)
+            recording = stack.enter_context(Recording(self))
             self.saver = Saver(
-                Checkpoints(directory.path / "checkpoints", self.cfg.keep), self.cfg.save_every, self.cfg.save_seconds,
+                Checkpoints(recording.path / "checkpoints", self.cfg.keep), self.cfg.save_every, self.cfg.save_seconds,
                 self._clock,
             )  # fmt: skip
             stack.enter_context(one_thread())
             signals = stack.enter_context(StopSignals())
             for watcher in self.watchers:
                 stack.enter_context(watcher)
-                watcher.begin(self, directory.path)
+                watcher.begin(self, recording.path)
             engine = stack.enter_context(self._engine())
             workers = self._spawn(engine)
             signals.install()
             stopped_by = "interrupt"
             try:
-                stopped_by = self._iterate(workers, directory, signals)
+                stopped_by = self._iterate(workers, recording, signals)
             except KeyboardInterrupt:
                 stopped_by = signals.reason or stopped_by
                 _log.info("stopped in the middle of an iteration: %s", stopped_by)
             except RacewayError as error:
                 if self.saver.last is not None:
-                    error.add_note(f"What was trained before is saved. Go on with: raceway resume {directory.path}")
+                    error.add_note(f"What was trained before is saved. Go on with: raceway resume {recording.path}")
                 raise
-            self._summarise(directory, stopped_by)
+            recording.summarise(stopped_by, self.saver.last)
             for watcher in self.watchers:
                 watcher.end(self.result)
         return self.result
-
-    def _directory(self, stack: ExitStack) -> RunDirectory:
-        """Return the folder of the run, with all that is known of it so far."""
-        cfg, asked, start = self.cfg, self.asked, self.start
-        config = {**dataclasses.asdict(cfg), "network": asked.network, "env": self.env.name}
-        if start is not None:
-            about = start.checkpoint.about
-            directory = RunDirectory.again(cfg.run_dir)
-            stack.callback(directory.close)
-            start.check()
-            directory.rewind(about["iterations"])
-            directory.describe_again(config, about["steps"], num_workers=self.num_workers)
-            self.result.metrics = read_metrics(directory.path)
-            self.result.returns = [value for row in self.result.metrics for value in row["returns"]]
-        else:
-            name = f"{self.algorithm.name}-{plain_name(self.env.name)}-{cfg.seed}"
-            directory = RunDirectory.new(cfg.run_dir, name)
-            stack.callback(directory.close)
-            seen, done = map(space_to_json, self.spaces)
-            directory.describe(
-                self.algorithm.name,
-                config,
-                num_workers=self.num_workers,
-                policy={**self.rollouts.about_policy, "network": asked.network},
-                spaces={"observation": seen, "action": done},
-                env={"name": self.env.name, "kwargs": self.env.kwargs, "vector": self.env.vector},
-                importable={name: is_plain(getattr(asked, name)) for name in ("env", "network", "env_kwargs")},
-            )
-        self.events = stack.enter_context(Events(directory.path, start.steps if start else None))
-        return directory
 
     @contextmanager
     def planned(self, *, run: bool) -> Iterator[Any]:
@@ -231,25 +185,43 @@ class Training:
         weights.send(workers)
         return plan.for_each(self.report)
 
-    def _iterate(self, workers: Sequence[Actor], directory: RunDirectory, signals: StopSignals) -> str:
+    def _iterate(self, workers: Sequence[Actor], recording: Recording, signals: StopSignals) -> str:
         """Train, and return which limit was reached."""
-        with self._started(self.flow(workers), directory) as run:
+        with self._started(self.flow(workers), recording.path) as run:
+            if self.start is not None:
+                self._catch_up(run, recording, signals)
+            health = Health(run)
             limit = self._limit() if self.start is not None else None
             while limit is None and (row := next(run, None)) is not None:
-                row |= self.saver.seconds_spent()
-                better = self.evaluations(self.report.timesteps, row)
-                self._tell(row, directory)
+                row |= self.saver.seconds_spent() | health.figures()
+                better = self._evaluate(row, signals)
+                recording.tell(row)
                 limit = signals.reason or self._limit()
-                if limit:
-                    signals.done()  # saving may take longer than that
                 if limit or better or self.saver.due(self.report.timesteps):
-                    self._save(run)
+                    with signals.unhurried():
+                        recording.events.flush()
+                        self._save(run)
+                    limit = limit or signals.reason  # it has come meanwhile
         return limit or "end of the stream"
 
-    def _started(self, flow: Any, directory: RunDirectory) -> Any:
+    def _evaluate(self, row: dict[str, Any], signals: StopSignals) -> bool:
+        return self.evaluations(self.report.timesteps, row, stop=lambda: signals.reason)
+
+    def _catch_up(self, run: Any, recording: Recording, signals: StopSignals) -> None:
+        """Evaluate what was to be evaluated when the run was stopped."""
+        if self.result.metrics and self.evaluations.due(self.report.timesteps):
+            row = recording.take_back()
+            better = self._evaluate(row, signals)
+            recording.tell(row)
+            if better:
+                with signals.unhurried():
+                    self.saver.start(None, 0)  # or it would be taken for saved already
+                    self._save(run)
+
+    def _started(self, flow: Any, path: Path) -> Any:
         """Begin, or go on from a checkpoint."""
         if self.start is None:
-            flow.explain("svg", path=str(directory.path / "plan.svg"))
+            flow.explain("svg", path=str(path / "plan.svg"))
             self.report.start()
             return flow.start()
         checkpoint, state = self.start.checkpoint, self.start.state
@@ -258,14 +230,6 @@ class Training:
         self.saver.start(checkpoint, checkpoint.about["steps"])
         self.start = dataclasses.replace(self.start, state=None)  # it may be large
         return flow.start(state=state["flow"])
-
-    def _tell(self, row: dict[str, Any], directory: RunDirectory) -> None:
-        directory.add(row)
-        self.events.add(row)
-        self.result.metrics.append(row)
-        self.result.returns += row["returns"]
-        for watcher in self.watchers:
-            watcher.iteration(row)
 
     def _save(self, run: Any) -> None:
         report = self.report
@@ -278,7 +242,6 @@ class Training:
             "mean_return": report.mean_return,
             "score": self.evaluations.score(report.timesteps, report.mean_return if report.full else None),
         }
-        self.events.flush()
         checkpoint = self.saver.save(lambda: self._state(run), about)
         for watcher in self.watchers if checkpoint else ():
             watcher.saved(report.timesteps)
@@ -299,33 +262,3 @@ class Training:
         if cfg.stop_seconds is not None and report.elapsed >= cfg.stop_seconds:
             return "stop_seconds"
         return None
-
-    def _summarise(self, directory: RunDirectory, stopped_by: str) -> None:
-        report, seconds, last = self.report, max(self.report.elapsed, 1e-9), self.saver.last
-        self.result.summary = {
-            "algorithm": self.algorithm.name,
-            "env": self.env.name,
-            "seed": self.cfg.seed,
-            "engine": self.cfg.engine,
-            "num_workers": self.num_workers,
-            "iterations": report.iterations,
-            "timesteps": report.timesteps,
-            "episodes": report.episodes,
-            "wall_seconds": since_start(),
-            "train_seconds": seconds,
-            "fps": report.timesteps / seconds,
-            "mean_return": report.mean_return,
-            "best_mean_return": report.best,
-            "stopped_by": stopped_by,
-            "resumed_at": self.start.steps if self.start else None,
-            "weights_sha256": self.policy.sha256(),
-            "state_sha256": last and last.sha256,
-            "checkpoint": last and str(last.path),
-            "run_dir": str(directory.path),
-        }
-        directory.write("summary.json", self.result.summary)
-
-
-def plain_name(name: str) -> str:
-    """Return an environment's name as it can be part of a folder's."""
-    return name.replace(":", ".").replace("/", "-")

@@ -38,6 +38,32 @@ def started(*arguments: str, **settings: Any) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, text=True, env=environment, stdin=subprocess.DEVNULL, **settings)
 
 
+def test_a_number_that_is_not_finite_is_no_number_of_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ("inf", "nan", "1e999"):
+        with pytest.raises(SystemExit):
+            main(["train", "reinforce", "--total-timesteps", text])
+        assert "is not a whole number" in capsys.readouterr().err
+
+
+def test_a_level_of_the_log_that_there_is_not(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RACEWAY_LOG", "wrning")
+    assert main(["list"]) == 1
+    assert "unknown level in RACEWAY_LOG 'WRNING'. Did you mean 'WARNING'?" in capsys.readouterr().err
+    monkeypatch.setenv("RACEWAY_LOG", "")
+    assert main(["list"]) == 0
+
+
+@pytest.mark.parametrize(("told", "code"), [((143,), 143), ((), 130), (("text",), 130)])
+def test_what_ends_a_command_says_its_code(told: tuple[Any, ...], code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(_: list[str]) -> int:
+        raise KeyboardInterrupt(*told)
+
+    monkeypatch.setattr("raceway.cli._run", stopped)
+    assert main([]) == code
+
+
 FIELDS = {
     "algorithm", "env", "seed", "engine", "num_workers", "timesteps", "episodes", "wall_seconds", "train_seconds",
     "fps", "mean_return", "stopped_by", "weights_sha256", "run_dir",

@@ -22,6 +22,7 @@ LAYERS = [
     {"ops"},
     {"algorithms", "runs", "torchrl"},
     {"resuming"},
+    {"recording"},
     {"training", "loading"},
     {"multi_agent"},
     {"comparing"},

@@ -1,5 +1,6 @@
 """Trained policies, loaded from the folders of their runs."""
 
+import contextlib
 import doctest
 import json
 import shutil
@@ -21,6 +22,7 @@ from raceway.loading import LoadedPolicy, load
 from raceway.play.evaluating import evaluate
 from raceway.policies import make_policy
 from raceway.policies.acting import Acting, batch_of
+from raceway.runs.checkpoints import Checkpoints
 
 QUICK: dict[str, Any] = {"engine": "inline", "seed": 0}
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -135,7 +137,7 @@ def test_functions_must_be_given_again(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"network of this run is a function, 'wide'. Give it again"):
         load(run, trust=True)
     policy = load(run, network=wide)
-    with pytest.raises(ConfigError, match=r"environment of this run is a function, 'made'. Give it again"):
+    with pytest.raises(ConfigError, match=r"env of this run is a function, 'made'. Give it again"):
         policy.evaluate(1)
     assert policy.evaluate(2, env=made).lengths.shape == (2,)
 
@@ -166,6 +168,62 @@ def test_a_corrupt_checkpoint_is_refused(runs: dict[str, Path], tmp_path: Path) 
         content[-1] ^= 1
         file.write_bytes(content)
     with pytest.raises(CheckpointError, match="corrupt"):
+        load(run)
+
+
+def test_if_the_best_is_corrupt_the_newest_good_one_is_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    more: dict[str, Any] = {"iterations": 3, "save_every": 1, "run_dir": str(tmp_path / "run"), "hidden": (8,)}
+    train("ppo", env="cartpole", eval_every=1, eval_episodes=1, **more, **QUICK)
+    checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
+    best = checkpoints.best()
+    assert best is not None
+    (best.path / "policy.safetensors").write_bytes(b"")
+    good = [one.steps for one in checkpoints.all() if one.path != best.path]
+    assert load(tmp_path / "run").about["steps"] == max(good)
+    assert "the best checkpoint cannot be read" in caplog.text
+    with pytest.raises(CheckpointError, match="it has 0 bytes"):
+        load(tmp_path / "run", best.steps)
+
+
+def changed(run: Path, where: str, value: Any) -> None:
+    """Change what config.json says in a place; None to remove it."""
+    about = json.loads((run / "config.json").read_text())
+    *folders, name = where.split(".")
+    inside = about
+    for folder in folders:
+        inside = inside[folder]
+    if value is None:
+        del inside[name]
+    else:
+        inside[name] = value
+    (run / "config.json").write_text(json.dumps(about))
+
+
+@pytest.mark.parametrize("value", [None, 5, "x", [1], {}])
+@pytest.mark.parametrize(
+    "where",
+    ["schema", "metrics_schema", "algorithm", "config", "env", "env.name", "env.kwargs", "policy.kind", "policy.hidden",
+     "policy.network", "policy.num_slots", "policy.shared", "policy.activation", "spaces.action", "spaces.observation",
+     "spaces.action.n", "spaces.action.type", "importable", "importable.env", "config.seed", "config.env"],
+)  # fmt: skip
+def test_a_config_that_makes_no_sense_is_told(runs: dict[str, Path], tmp_path: Path, where: str, value: Any) -> None:
+    run = shutil.copytree(runs["ppo"], tmp_path / "run")
+    changed(run, where, value)
+    with contextlib.suppress(
+        ConfigError, CheckpointError
+    ):  # some changes mean nothing; what is not told must not matter
+        load(run).env_settings().checked()
+
+
+@pytest.mark.parametrize(
+    ("where", "value"), [("policy.hidden", [10**9]), ("policy.hidden", [10**5, 10**5]), ("spaces.action.n", 10**12)]
+)
+def test_a_network_that_no_memory_holds_is_refused(
+    runs: dict[str, Path], tmp_path: Path, where: str, value: Any
+) -> None:
+    run = shutil.copytree(runs["ppo"], tmp_path / "run")
+    changed(run, where, value)
+    with pytest.raises(ConfigError, match=r"describes a network with layers of 4, .*weights in all"):
         load(run)
 
 

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from raceway.runs.checkpoints import Checkpoint, Checkpoints
 from raceway.runs.coding import differences, encode
 from raceway.runs.directory import RunDirectory, read_metrics
 from raceway.runs.display import Watcher
-from raceway.runs.saving import Saver
 from raceway.training import Training, resume, train
 from tests.conftest import GENEROUS
 
@@ -137,48 +136,85 @@ def command(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments], **pipes)
 
 
-@pytest.mark.parametrize("instant", range(3))
-@pytest.mark.parametrize("name", ["ppo cartpole", "dqn cartpole", "a2c HalfCheetah-v5"])
+INSTANTS = [*((name, 0) for name in SYNCHRONOUS), ("ppo cartpole", 1), ("dqn cartpole", 1)]
+
+
+@pytest.mark.parametrize(("name", "instant"), INSTANTS)
 def test_killed_at_a_random_instant(name: str, instant: int) -> None:
+    """Ten of them: in the middle of iterations and of saves, on one engine, and resumed on another."""
     algorithm, settings = settings_of(name)
-    length = 30 if algorithm == "ppo" else 120
+    chance, length = random.Random(f"{name} {instant}"), 30 if algorithm in ("ppo", "maml", "reinforce") else 90
     train(algorithm, run_dir="whole", engine="inline", iterations=length, **settings)
-    rows = random.Random(f"{name} {instant}").randrange(3, length - 3)
-    options = options_of({**settings, "run_dir": "parts", "iterations": length, "save_every": 50, "num_workers": 2})
+    engines = [{"engine": "inline"}, {"engine": "process", "num_workers": 2}]
+    chance.shuffle(engines)
+    options = options_of({**settings, "run_dir": "parts", "iterations": length, "save_every": 50, **engines[0]})
     with command("train", algorithm, *options) as run:
-        metrics = Path("parts/metrics.jsonl")
-        while run.poll() is None and not (metrics.exists() and metrics.read_text().count("\n") >= rows):
-            pass
-        run.kill()
-        run.communicate()
+        kill_after(run, chance.randrange(3, length - 5), chance.random())
     assert run.returncode == -signal.SIGKILL, "it was over before it was killed"
-    steps = int(Checkpoints("parts/checkpoints").all()[-1].path.name)
-    result = resume("parts", engine="process", num_workers=1)
+    steps = Checkpoints("parts/checkpoints").all()[-1].steps
+    result = resume("parts", **{"num_workers": "auto"} | engines[1])
     assert 0 < steps == result.summary["resumed_at"] < result.summary["timesteps"]
     assert_same("whole", "parts")
     assert [row["time/iterations"] for row in result.metrics] == list(range(1, length + 1))
 
 
+def kill_after(run: subprocess.Popen[str], rows: int, share: float) -> None:
+    """Kill a run that has a checkpoint, some time after so many iterations: about a share of what one takes."""
+    metrics, began = Path("parts/metrics.jsonl"), time.monotonic()
+    times = []
+    while run.poll() is None and not (len(times) >= rows and Checkpoints("parts/checkpoints").all()):
+        seen = metrics.read_text().count("\n") if metrics.exists() else 0
+        times += [time.monotonic() - began] * (seen - len(times))
+    time.sleep(share * (times[-1] - times[0]) / len(times))
+    run.kill()
+    run.communicate()
+
+
 @pytest.mark.parametrize("algorithm", ASYNCHRONOUS)
 @pytest.mark.parametrize("engine", ["inline", "process"])
 def test_an_asynchronous_run_loses_nothing(algorithm: str, engine: str) -> None:
+    """Where it goes on there is all that was saved: weights, optimiser, replay, counters, and items under way."""
     settings = {"env": "cartpole", "seed": 1, **ASYNCHRONOUS[algorithm]}
     workers: dict[str, Any] = {"engine": engine} if engine == "inline" else {"engine": engine, "num_workers": 2}
     train(algorithm, run_dir="run", iterations=30, **workers, **settings)
-    saved = last("run").state()
-    training = Training.again("run", iterations=60)
-    result = training.run()
+    saved = last("run")
+    assert_nothing_lost("run", "inline")
+    result = resume("run", iterations=60)
     assert result.summary["iterations"] == 60
-    assert result.summary["timesteps"] > last_but("run", 0)
-    assert training.learner.version > saved["learner"]["optimiser"]["steps"]
+    assert result.summary["timesteps"] > saved.about["steps"]
+    then, now = saved.state(), last("run").state()
+    assert now["learner"]["optimiser"]["steps"] > then["learner"]["optimiser"]["steps"] > 0
     if algorithm == "apex":
-        then, now = (replayed(state) for state in (saved, last("run").state()))
-        assert then > 100
-        assert now > then
+        assert replayed(now) > replayed(then) > 100
 
 
-def last_but(run: str, number: int) -> int:
-    return Checkpoints(Path(run) / "checkpoints").all()[number].about["steps"]
+@pytest.mark.parametrize("algorithm", ASYNCHRONOUS)
+def test_an_asynchronous_run_that_was_killed_loses_nothing_that_was_saved(algorithm: str) -> None:
+    settings = {"env": "cartpole", "seed": 1, **ASYNCHRONOUS[algorithm]}
+    options = {**settings, "run_dir": "parts", "iterations": 10**6, "save_every": 2000, "num_workers": 2}
+    with command("train", algorithm, *options_of(options)) as run:
+        kill_after(run, 40, random.Random(algorithm).random())
+    assert run.returncode == -signal.SIGKILL
+    steps = last("parts").steps
+    assert_nothing_lost("parts", "process")
+    result = resume("parts", iterations=last("parts").about["iterations"] + 5)
+    assert 0 < steps == result.summary["resumed_at"] < result.summary["timesteps"]
+
+
+def assert_nothing_lost(run: str, engine: str) -> None:
+    """Go on with a run, and have it say at once where it is: just where it was."""
+    training, saved = Training.again(run, engine=engine), last(run).state()
+    training.learner.restore(saved["learner"])
+    training.evaluations.restore(saved["evaluations"])
+    with training.planned(run=engine == "process") as flow, flow.start(state=saved["flow"]) as going:
+        again = training._state(going)
+    (doc, arrays), (other, others) = encode(last(run).state()), encode(again)
+    # Workers, which had weights of several ages, are sent the newest.
+    assert [one for one in differences(doc, other) if "/version: " not in one] == []
+    assert arrays.keys() == others.keys()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(array, others[name], name)
+    assert sum(array.nbytes for array in arrays.values()) > 1000
 
 
 def stages(state: Any) -> list[dict[str, Any]]:
@@ -205,20 +241,6 @@ def steps_elsewhere(run: str) -> int:
     """Return the steps of the optimiser of the learner that has a place of its own."""
     (found,) = [stage["op"]["function"]["optimiser"]["steps"] for stage in stages(last(run).state()) if stage.get("op")]
     return int(found)
-
-
-def test_a_second_signal_ends_it_at_once() -> None:
-    options = options_of({"num_envs": 8, "num_shards": 2, "num_workers": 2, "total_timesteps": 10**9})
-    with command("train", "ppo", *options) as run:
-        assert run.stdout is not None
-        for line in run.stdout:
-            if line.startswith("Iteration   10"):
-                run.send_signal(signal.SIGTERM)
-                run.send_signal(signal.SIGINT)
-                break
-        _, error = run.communicate(timeout=GENEROUS)
-    assert run.returncode in (130, 143), error  # whichever the system delivers first
-    assert "Traceback" not in error
 
 
 def test_a_signal_in_a_long_iteration_ends_it_all_the_same() -> None:
@@ -305,14 +327,47 @@ def test_what_is_no_run_is_told() -> None:
         resume("many/one")
 
 
-def test_a_checkpoint_of_another_run_is_refused() -> None:
-    algorithm, settings = settings_of("ppo cartpole")
-    train(algorithm, run_dir="one", engine="inline", iterations=1, **settings)
-    train(algorithm, run_dir="two", engine="inline", iterations=1, **{**settings, "seed": 4})
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        ({"seed": 4}, "its seed is 3, not 4"),
+        ({"algorithm": "a2c"}, "its algorithm is 'ppo', not 'a2c'"),
+        ({"env": "acrobot"}, "its env is 'CartPole-v1', not 'Acrobot-v1'"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(other: dict[str, Any], what: str) -> None:
+    """By who goes on with it, and by who plays with it."""
+    some = {"algorithm": "ppo", "env": "cartpole", "seed": 3, "num_envs": 4, "num_shards": 2, "engine": "inline"}
+    train(run_dir="one", iterations=1, **some)
+    train(run_dir="two", iterations=1, **{**some, **other})
     shutil.rmtree("two/checkpoints")
     shutil.copytree("one/checkpoints", "two/checkpoints")
-    with pytest.raises(CheckpointError, match=r"it is of another run: its seed is 3, not 4"):
+    with pytest.raises(CheckpointError, match=f"it is of another run: {what}"):
         resume("two")
+    with pytest.raises(CheckpointError, match=f"it is of another run: {what}"):
+        raceway.load("two")
+
+
+def test_a_run_that_is_being_trained_and_has_no_checkpoint_is_told_as_such() -> None:
+    algorithm, settings = settings_of("ppo cartpole")
+    train(algorithm, run_dir="run", engine="inline", iterations=1, **settings)
+    shutil.rmtree("run/checkpoints")
+    held = RunDirectory.again("run")
+    with pytest.raises(ConfigError, match="is being trained, and has no checkpoint yet"):
+        resume("run")
+    held.close()
+
+
+def test_auto_changes_nothing_for_settings_that_make_no_sense() -> None:
+    algorithm, settings = settings_of("ppo cartpole")
+    train(algorithm, run_dir="run", engine="inline", iterations=1, **settings)
+    shutil.rmtree("run/checkpoints")
+    before = Path("run/config.json").read_text()
+    with pytest.raises(ConfigError):
+        train("a2c", env="nonsense", run_dir="run", resume="auto")
+    with pytest.raises(ConfigError, match="is of ppo on CartPole-v1, not of a2c on Acrobot-v1"):
+        train("a2c", env="acrobot", run_dir="run", resume="auto", engine="inline", num_envs=4)
+    assert Path("run/config.json").read_text() == before
 
 
 def test_a_corrupt_checkpoint_is_told_and_the_one_before_taken(caplog: pytest.LogCaptureFixture) -> None:
@@ -450,27 +505,6 @@ def test_workers_go_on_with_weights_that_were_trained(algorithm: str) -> None:
         found = worker.call("weights").result()
     for name, array in training.learner.policy.weights().items():
         np.testing.assert_array_equal(found[name], array)
-
-
-def test_a_long_save_after_a_signal_is_not_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is waited for with patience is the end of an iteration, not the checkpoint after it."""
-    algorithm, settings = settings_of("ppo cartpole")
-
-    class Slow(Watcher):
-        def iteration(self, row: dict[str, Any]) -> None:
-            if row["time/iterations"] == 3:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    def save(self: Saver, *args: Any) -> Any:
-        (timer,) = [one for one in threading.enumerate() if isinstance(one, threading.Timer)] or [None]
-        assert timer is None or timer.finished.is_set()
-        return original(self, *args)
-
-    original = Saver.save
-    monkeypatch.setattr(Saver, "save", save)
-    result = train(algorithm, run_dir="run", engine="inline", iterations=100, watchers=[Slow()], **settings)
-    assert result.summary["stopped_by"] == "terminated"
-    assert last("run").about["iterations"] == 3
 
 
 def test_auto_begins_anew_if_nothing_was_saved_yet() -> None:

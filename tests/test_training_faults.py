@@ -1,6 +1,7 @@
 """Training goes on when workers are killed, hang or run out of memory, and when environments raise, in every way."""
 
 import ctypes
+import dataclasses
 import logging
 import os
 import resource
@@ -14,12 +15,15 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.envs.classic_control import CartPoleEnv
 
-from raceway.algorithms import find_algorithm
+from raceway.algorithms import algorithm_names, find_algorithm
 from raceway.errors import ActorDied, OperatorError, ShardFailed
 from raceway.ops import ReplayShard
+from raceway.recording import Result
+from raceway.runs.checkpoints import Checkpoints
 from raceway.runs.display import Watcher
-from raceway.training import Result, Training, train
+from raceway.training import Training, resume, train
 from tests.flaky import flaky_cartpole
 
 SMALL: dict[str, Any] = {
@@ -205,6 +209,24 @@ def test_kills_all_the_time(algorithm: str, caplog: pytest.LogCaptureFixture) ->
     assert kills.killed == 5
     assert steps_of(result) == [AN_ITERATION if algorithm == "a2c" else AN_ITERATION // 2] * 16
     assert times_restarted(caplog, "SIGKILL") >= 4  # the last may come too late to be noticed
+
+
+@pytest.mark.parametrize("name", algorithm_names())
+def test_every_algorithm_bears_kills(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """And says how often workers were restarted."""
+    found, kills = find_algorithm(name), Kills(3)
+    known = {one.name for one in dataclasses.fields(found.config)}
+    small = {"episodes_per_iter": 4, "num_minibatches": 2, "learning_starts": 32, "batch_size": 16, **SMALL}
+    settings = {setting: value for setting, value in small.items() if setting in known} | {"iterations": 14}
+    result = train(name, env=found.config.env, watchers=[kills], **settings)
+    assert kills.killed == 3
+    assert result.summary["iterations"] == 14
+    assert "train/loss" in result.metrics[-1]
+    assert result.metrics[-1]["rollout/worker_restarts"] == times_restarted(caplog, "SIGKILL") >= 2
+    if name in ("a2c", "ppo", "maml"):
+        assert len(set(steps_of(result))) == 1, "every iteration has its samples"
+    if name == "reinforce":
+        assert [len(row["returns"]) for row in result.metrics] == [4] * 14
 
 
 class DiesOnArrival:
@@ -437,3 +459,41 @@ def test_it_learns_in_environments_that_crash_now_and_then() -> None:
     assert result.summary["stopped_by"] == "stop_return"
     assert result.summary["timesteps"] <= 1.3 * STEPS_UNDISTURBED
     assert result.metrics[-1]["rollout/env_failures"] > 3
+
+
+def test_a_worker_that_hangs_while_it_is_asked_for_its_state() -> None:
+    """It is killed at the deadline, as one that hangs while it plays. There is no checkpoint then; training goes on."""
+
+    class Hangs(Training):
+        def _spawn(self, engine: Any) -> Any:
+            self.workers = super()._spawn(engine)
+            return self.workers
+
+        def _save(self, run: Any) -> None:
+            if self.report.iterations == 2:
+                os.kill(self.workers[0].call("pid").result(), signal.SIGSTOP)
+            super()._save(run)
+
+    found = find_algorithm("a2c")
+    some = {"env": "cartpole", "engine": "process", "num_workers": 1, "num_envs": 4, "num_shards": 1, "run_dir": "run"}
+    training = Hangs(found, found.settings(iterations=4, save_every=1, item_deadline=2.0, **some))
+    assert training.run().summary["iterations"] == 4
+    assert [one.about["iterations"] for one in Checkpoints("run/checkpoints").all()] == [1, 3, 4]
+    assert training.result.metrics[-1]["rollout/worker_restarts"] == 1
+
+
+class Slow(CartPoleEnv):
+    """Takes a while over every step, and never ends."""
+
+    def step(self, action: Any) -> Any:
+        time.sleep(0.01)
+        self.state = np.zeros(4)
+        return super().step(action)
+
+
+def test_bringing_an_environment_back_may_take_longer_than_an_item() -> None:
+    settings = {"engine": "process", "num_workers": 1, "item_deadline": 2.0, "max_restarts": 1}
+    train("a2c", env=Slow, num_envs=1, num_shards=1, fragment_steps=10, iterations=40, run_dir="run", **settings)
+    result = resume("run", env=Slow, iterations=42)
+    assert result.summary["iterations"] == 42
+    assert "rollout/worker_restarts" not in result.metrics[-1]

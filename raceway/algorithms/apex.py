@@ -30,6 +30,7 @@ from raceway.algorithms.base import Context, algorithm
 from raceway.errors import whole
 from raceway.flow import Iter, ParIter, union_async
 from raceway.ops import (
+    CountSteps,
     MergeStats,
     ReplaySettings,
     StoreToReplay,
@@ -38,7 +39,6 @@ from raceway.ops import (
     Transitions,
     UpdatePriorities,
     UpdateTarget,
-    count_steps,
     parallel_replay,
 )
 from raceway.policies import Policy
@@ -126,7 +126,7 @@ def apex(rollouts: ParIter[Batch], cfg: Config, ctx: Context) -> Iter[TrainStats
         .gather_async()
         .for_each(StoreToReplay(shards))
         .for_each(ctx.weights(to="senders", every=cfg.weights_every))
-        .for_each(count_steps)
+        .for_each(CountSteps(ctx.learner))
     )
     replay = (
         parallel_replay(shards)

@@ -138,8 +138,8 @@ class AlgorithmConfig:
         num_shards = self.num_shards or divides
         if self.num_workers != "auto" and self.num_workers > num_shards:  # type: ignore[operator]
             raise ConfigError(
-                f"{self.num_workers} workers need as many shards, and there are {num_shards}. Set num_shards too (that "
-                "changes the numbers)."
+                f"{self.num_workers} workers need as many shards, and there are {num_shards}. Have at most so many "
+                "workers; or, for a new run, set num_shards too (that changes the numbers)."
             )
         return dataclasses.replace(self, num_shards=num_shards)
 

@@ -28,6 +28,7 @@ from raceway.algorithms.base import Context, algorithm
 from raceway.flow import Iter, ParIter, union
 from raceway.ops import (
     ConcatBatches,
+    CountSteps,
     Explore,
     MergeStats,
     StoreToReplay,
@@ -35,7 +36,6 @@ from raceway.ops import (
     TrainStats,
     Transitions,
     UpdateTarget,
-    count_steps,
     parallel_replay,
 )
 from raceway.policies import Policy
@@ -108,7 +108,7 @@ def dqn(rollouts: ParIter[Batch], cfg: Config, ctx: Context) -> Iter[TrainStats]
         .combine(ConcatBatches())
         .for_each(Explore(ctx.learner, Linear(1.0, cfg.epsilon, cfg.epsilon_steps)))
         .for_each(StoreToReplay(shards))
-        .for_each(count_steps)
+        .for_each(CountSteps(ctx.learner))
     )
     replay = (
         parallel_replay(shards, in_step=True)

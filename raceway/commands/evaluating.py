@@ -104,13 +104,17 @@ def _progress(num: int) -> Callable[[int], None] | None:
     return show
 
 
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal()
+
+
 def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
+    if not _is_number(text) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
     return int(text)
 
 
 def _seed(text: str) -> int:
-    if not text.isdigit():
+    if not _is_number(text):
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0")
     return int(text)

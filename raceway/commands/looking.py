@@ -22,7 +22,7 @@ from raceway.runs.groups import (
     curves_of,
     group_runs,
 )
-from raceway.runs.reading import RunFiles, folders_of, read_run
+from raceway.runs.reading import RunFiles, folders_of, number, read_run
 
 _X = {
     "steps": ("time/total_timesteps", "steps of environments"),
@@ -52,6 +52,8 @@ def plot(arguments: list[str]) -> int:
     out = picture_path(given.out or only / "plot.png")
     column, x_label = _X[given.x]
     panels = {env: [curves_of(group, column, y) for group in those] for env, those in by_env(groups).items()}
+    notes += [f"{env}, {one.label}: left out, it has no {y}." for env, those in panels.items() for one in those
+              if not one.seeds]  # fmt: skip
     panels = {env: [one for one in those if one.seeds] for env, those in panels.items()}
     panels = {env: those for env, those in panels.items() if those}
     if not panels:
@@ -97,13 +99,14 @@ def list_runs(arguments: list[str]) -> int:
         raise ConfigError(
             "there is no folder 'runs' here. Train something first, or say which: raceway list --runs DIR"
         )
-    runs, unread = list[RunFiles](), list[str]()
+    found, unread = list[tuple[float, tuple[str, ...]]](), list[str]()
     for one in folders_of(folder):
         try:
-            runs.append(read_run(one))
+            run = read_run(one)
+            found.append((run.started, _listed(run)))
         except ConfigError as error:  # the others can still be listed
             unread.append(str(error))
-    rows = [_listed(run) for run in sorted(runs, key=lambda run: run.started)]
+    rows = [row for _, row in sorted(found, key=lambda entry: entry[0])]
     _say(*table(_COLUMNS, rows, right=("seed", "steps", "mean return", "fps", "age")), *unread)
     return 0
 
@@ -121,7 +124,8 @@ def _compare_picture(found: Sequence[Comparison], called: str, out: str | None) 
         return None
     from raceway.runs.pictures import picture_path, plot_comparisons
 
-    return plot_comparisons(found, called, picture_path(out or "compare.png"))
+    drawn = [one for one in found if one.standings]
+    return plot_comparisons(drawn, called, picture_path(out or "compare.png"))
 
 
 def _comparison_lines(one: Comparison, called: str) -> list[str]:
@@ -131,6 +135,8 @@ def _comparison_lines(one: Comparison, called: str) -> list[str]:
     ]
     level = f"{100 * LEVEL:.0f} % interval"
     lines = [f"{one.env}: {called}"]
+    if not rows:
+        return [*lines, *(f"  {note}" for note in one.notes)]
     lines += table(("", "seeds", "mean", "IQM", level), rows, right=("seeds", "mean", "IQM", level), indent=2)
     if one.pairs:
         pairs = [(pair.label, f"{pair.probability:.2f}", _span(pair.interval, 2)) for pair in one.pairs]
@@ -168,7 +174,7 @@ def _as_json(found: Sequence[Comparison], metric: str, notes: Sequence[str], pic
 
 
 def _listed(run: RunFiles) -> tuple[str, ...]:
-    fps = run.last.get("time/fps")
+    fps = number(run.last, "time/fps")
     return (
         str(run.path),
         run.algorithm,

@@ -42,7 +42,11 @@ def resume(arguments: list[str]) -> int:
 
     folder, rest = _first(arguments)
     if folder is None:
-        return _usage("resume RUN [options]. `raceway list --runs` has the runs", rest)
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in MAY_CHANGE)
+        return _usage(
+            "resume RUN [options]. `raceway list --runs` has the runs; `raceway resume RUN --help` explains the "
+            f"options: {options}, --env, --network, --trust, --local, --plot, --json", rest
+        )  # fmt: skip
     algorithm = find_algorithm(read_config(folder)["algorithm"])
     parser = _parser("resume", algorithm, (*MAY_CHANGE, "env", "network"))
     parser.add_argument("--trust", action="store_true", help="import the modules that the run names")

@@ -17,7 +17,7 @@ from gymnasium import spaces
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from raceway.errors import EnvironmentFailed
-from raceway.rl.spaces import Tree, fill
+from raceway.rl.spaces import Tree, check_choices, fill, has_choices
 
 Array = np.ndarray
 
@@ -85,7 +85,7 @@ class SteppedSlots:
 
     def __init__(self, make: Callable[[], gym.Env], num: int) -> None:
         self.num, self._make = num, make
-        self.envs = [make() for _ in range(num)]
+        self.envs = _made(make, num)
         self.observation_space, self.action_space = self.envs[0].observation_space, self.envs[0].action_space
         bare, limits = zip(*map(unwrapped, self.envs), strict=True)
         self._bare, self._limit = list(bare), limits[0]
@@ -95,12 +95,14 @@ class SteppedSlots:
         self._steps = [0] * num
         self._convert = converter(self.action_space)
         self._shape = self.observation_space.shape if isinstance(self.observation_space, spaces.Box) else None
+        self._kind: Any = None  # of the last observation that was looked at
+        self._has_choices = has_choices(self.observation_space)
 
     def reset(self, slots: Sequence[int], seeds: Sequence[int], obs: Tree) -> None:
         for slot, seed in zip(slots, seeds, strict=True):
             try:
                 first, _ = self._bare[slot].reset(seed=seed)
-                fill(obs, slot, first)
+                self._fill(obs, slot, first)
                 self._steps[slot] = 0
             except (Exception, SystemExit) as error:
                 raise failed(slot, "reset", error) from error
@@ -113,11 +115,14 @@ class SteppedSlots:
         given = self._convert(actions)
         for slot in active:
             try:
-                seen, reward[slot], terminated[slot], truncated[slot], info = envs[slot].step(given[slot])
-                if shape is not None and getattr(seen, "shape", None) == shape:
+                seen, gained, over, cut, info = envs[slot].step(given[slot])
+                if type(gained) not in _NUMBERS or type(over) not in _FLAGS or type(cut) not in _FLAGS:
+                    _check_outcome(gained, over, cut)
+                reward[slot], terminated[slot], truncated[slot] = gained, over, cut
+                if shape is not None and getattr(seen, "shape", None) == shape and seen.dtype is self._kind:
                     obs[slot] = seen
                 else:
-                    fill(obs, slot, seen)
+                    self._fill(obs, slot, seen)
                 steps[slot] += 1
                 if steps[slot] >= self._limit:
                     truncated[slot] = True
@@ -125,6 +130,13 @@ class SteppedSlots:
                     self.scores.append(Score(slot, info["episode"]["r"], info["episode"]["l"]))
             except (Exception, SystemExit) as error:
                 raise failed(slot, "step", error) from error
+
+    def _fill(self, obs: Tree, slot: int, seen: Any) -> None:
+        """Write down an observation, having looked at what it is; others like it need not be."""
+        fill(obs, slot, seen)
+        if self._has_choices:
+            check_choices(self.observation_space, seen)
+        self._kind = getattr(seen, "dtype", None)
 
     def rebuild(self, slot: int) -> None:
         """Make the environment of a slot again; what was there is closed, if it can be. It is to be reset next."""
@@ -138,6 +150,34 @@ class SteppedSlots:
     def close(self) -> None:
         for env in self.envs:
             close(env)
+
+
+def _made(make: Callable[[], gym.Env], num: int) -> list[gym.Env]:
+    """Make so many environments. If one cannot be made, those before it are closed."""
+    envs: list[gym.Env] = []
+    try:
+        for _ in range(num):
+            envs.append(make())
+    except BaseException:
+        for env in envs:
+            close(env)
+        raise
+    return envs
+
+
+_FLAGS = (bool, np.bool_)
+_NUMBERS = (float, int, np.float64, np.float32, *_FLAGS)
+
+
+def _check_outcome(reward: Any, terminated: Any, truncated: Any) -> None:
+    """Refuse what numpy would make a number of."""
+    for name, value, kinds in (
+        ("reward", reward, "biuf"),
+        ("terminated", terminated, "biu"),
+        ("truncated", truncated, "biu"),
+    ):
+        if np.asarray(value).dtype.kind not in kinds or np.size(value) != 1:
+            raise TypeError(f"{name} is {value!r}, of type {type(value).__name__}")
 
 
 def close(env: Any) -> None:

@@ -17,7 +17,7 @@ from raceway.ops.replay import (
     parallel_replay,
     replay_limits,
 )
-from raceway.ops.report import MergeStats, ReportMetrics, TrainStats, count_steps
+from raceway.ops.report import CountSteps, MergeStats, ReportMetrics, TrainStats
 from raceway.ops.rollouts import RolloutSettings, RolloutWorker, episodes_of_shard, parallel_rollouts
 from raceway.ops.train import (
     ApplyGradients,
@@ -42,6 +42,7 @@ __all__ = [
     "ComputeGradients",
     "ConcatBatches",
     "ConcatFragments",
+    "CountSteps",
     "Explore",
     "FitBaseline",
     "Fresh",
@@ -66,7 +67,6 @@ __all__ = [
     "UpdatePriorities",
     "UpdateTarget",
     "UpdateWeights",
-    "count_steps",
     "episodes_of_shard",
     "parallel_replay",
     "parallel_rollouts",

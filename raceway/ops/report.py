@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from raceway.flow import Envelope, given
+from raceway.policies.learner import Learner
 from raceway.rl import Batch, episode_sums, num_steps
 from raceway.state import Stateful, record
 
@@ -82,9 +84,15 @@ class TrainStats:
         )
 
 
-def count_steps(batch: Batch) -> TrainStats:
-    """Return what is known of a batch that was played and is not trained on by itself."""
-    return TrainStats.of(batch)
+class CountSteps:
+    """Says what is known of batches that were played and are not trained on by themselves."""
+
+    def __init__(self, learner: Learner) -> None:
+        self.learner = learner
+
+    def __call__(self, batch: Batch, *, envelope: Envelope = given) -> TrainStats:
+        """Return it, with how old the weights were."""
+        return TrainStats.of(batch, self.learner.behind(envelope.version))
 
 
 class MergeStats:

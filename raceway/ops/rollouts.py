@@ -150,8 +150,10 @@ class RolloutWorker:
         return collector.saved()
 
     def restore(self, state: Any, *, shard: Shard = given) -> None:
-        """Have the environments of a shard be there when it is next played."""
+        """Bring the environments of a shard back to where they were."""
         self._saved[shard.number] = state
+        if self.settings.items_per_task is None:  # else they are when they are given their task
+            self._collector(shard.number, shard.number)
 
     def weights(self) -> Weights | None:
         """Return what it plays with."""

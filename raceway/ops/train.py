@@ -71,11 +71,11 @@ class ApplyGradients:
     def __init__(self, learner: Learner) -> None:
         self.learner = learner
 
-    def __call__(self, gradients: Gradients) -> TrainStats:
+    def __call__(self, gradients: Gradients, *, envelope: Envelope = given) -> TrainStats:
         """Take the step, and say how it went."""
-        begin, stats = time.perf_counter(), gradients.stats
+        begin, stats, lag = time.perf_counter(), gradients.stats, self.learner.behind(envelope.version)
         figures = self.learner.apply(gradients.arrays, stats.num_steps)
-        return stats.with_figures(figures, train=time.perf_counter() - begin)
+        return stats.with_figures(figures | lag, train=time.perf_counter() - begin)
 
 
 class UpdateTarget:

@@ -49,6 +49,7 @@ class Collector(Acting):
         self.failures = [0] * slots.num  # of each slot: no seed that brought one comes again
         self._resets_itself = False  # whether a slot needs a step of its own for that
         self._now = 0  # the row of what is seen now
+        self._broken = False  # whether episodes that fragments before left open were dropped
         self._history = History(slots.num)
         self._final: list[tuple[int, int, Any]] = []  # of episodes: the slot, the row, and what was seen last
         self._ends: list[tuple[int, int, bool]] | None = None  # in a fragment: slot, row, and whether it was played out
@@ -73,7 +74,8 @@ class Collector(Acting):
             before; `given`, what the network gave for each step, if that is kept and was at hand; `episode_return` and
             `episode_length` of the episodes that ended, and `episode_lost`, the steps of those that were dropped.
             `valid` is there if the environments reset themselves: a step in which one did so is none of its episodes';
-            and if one failed: that step does not count, and the one before it was truncated.
+            and if one failed: that step does not count, and the one before it was truncated. `anew`, [B], is there if
+            the episodes that were open before it were dropped: no step of an earlier fragment is followed by this one.
         """
         return self._played(lambda: self._fragment(num_steps, number))
 
@@ -95,6 +97,7 @@ class Collector(Acting):
 
     def _stop(self) -> None:
         """Let nothing that was begun be gone on with."""
+        self._broken = True
         self._play(slice(None), False)
         scores_of(self.slots)
 
@@ -160,6 +163,8 @@ class Collector(Acting):
         if not self._resets_itself and all(played_out for _, _, played_out in self._ends):
             del batch["valid"]
         batch.update(self._finished(self._ends, num_steps) | scores_of(self.slots) | self._what_was_given())
+        if self._broken:
+            self._broken, batch["anew"] = False, np.ones(self.num_slots, bool)
         return {**batch, "state": state} if state else batch
 
     def _step(self, now: int) -> list[int]:
@@ -264,7 +269,7 @@ class Collector(Acting):
     def saved(self) -> Any:
         """Return what is needed to go on from here, for `resume`."""
         arrays = tree_map(np.copy, {"episode": self.episode, "playing": self.playing, "carried": self._carried})
-        about: dict[str, Any] = {**arrays, "failures": list(self.failures)}
+        about: dict[str, Any] = {**arrays, "failures": list(self.failures), "broken": self._broken}
         if not (self.slots.recalls and self._history.whole):
             return about
         seen = tree_map(np.copy, row_of(self.obs, self._now))
@@ -276,6 +281,7 @@ class Collector(Acting):
         Where they cannot be brought back, new episodes begin.
         """
         self.episode, self.failures = np.array(saved["episode"]), list(saved["failures"])
+        self._broken = True
         if "history" not in saved:
             self.episode += 1
             return False
@@ -289,7 +295,7 @@ class Collector(Acting):
             self.slots = self.recovery.make(partial(self._place, 0))
             self._history, self.episode = History(self.num_slots), self.episode + 1
             return False
-        self._now, self._carried = 0, np.array(saved["carried"])
+        self._now, self._carried, self._broken = 0, np.array(saved["carried"]), bool(saved.get("broken"))
         self._play(slice(None), np.array(saved["playing"]))
         self._remember(saved["remembered"])
         same: list[bool] = []

@@ -24,7 +24,8 @@ from raceway.envs import (
     seed_of,
     seed_of_episode,
 )
-from raceway.errors import EnvironmentFailed, whole
+from raceway.envs.slots import failed
+from raceway.errors import EnvironmentFailed, RacewayError, whole
 from raceway.policies import EpsilonGreedy, Policy
 from raceway.policies.acting import drawing
 from raceway.rl import empty, row_of, tree_map
@@ -34,6 +35,10 @@ Array = np.ndarray
 _WIDTH = 8
 """Environments that are played at once, at most. Part of every result: it changes the last bits of a network."""
 _ENDLESS = 1 << 20  # steps
+
+
+class GivenUp(RacewayError):
+    """An evaluation was stopped by whoever wanted it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +76,7 @@ def evaluate(
     clip_actions: bool = False,
     num_envs: int | None = None,
     told: Callable[[int], None] | None = None,
+    stop: Callable[[], object] | None = None,
     check: Callable[[spaces.Space, spaces.Space], None] | None = None,
 ) -> Evaluation:
     """Play whole episodes in fresh environments. The same arguments give the same numbers every time.
@@ -87,20 +93,32 @@ def evaluate(
         clip_actions: whether environments get actions within their bounds.
         num_envs: environments that are played at once.
         told: called with how many episodes are over, whenever some are.
+        stop: asked before every step whether to give up, with `GivenUp`.
         check: called with the spaces of observations and actions, before anything is played.
     """
     whole("num_episodes", num_episodes)
     num = min(num_episodes, _WIDTH if num_envs is None else whole("num_envs", num_envs))
     seed = seed_of(seed, Purpose.EVALUATION)
     with _own_generators(seed), _for_playing(policy, None if deterministic else num) as playing:
-        slots = make_slots(env, num, seed)
+        slots = _made(env, num, seed)
         try:
             if check is not None:
                 check(slots.observation_space, slots.action_space)
             player = Player(slots, playing, seed=seed, clip_actions=clip_actions, deterministic=deterministic)
-            return player.play(num_episodes, told)
+            return player.play(num_episodes, told, stop)
         finally:
             slots.close()
+
+
+def _made(env: EnvSettings, num: int, seed: int) -> Slots:
+    """Make environments, having said so if one cannot be made."""
+    try:
+        return make_slots(env, num, seed)
+    except RacewayError:
+        raise
+    except (Exception, SystemExit) as error:
+        failure = failed(SOME_SLOT, "making", error)
+        raise EnvironmentFailed(failure.problem, SOME_SLOT, f"evaluation, one of {num} environments") from error
 
 
 class Player:
@@ -125,7 +143,9 @@ class Player:
         self._sums, self._steps = np.zeros(self.num), np.zeros(self.num, np.int64)
         self._tasks: list[Array] = []
 
-    def play(self, num_episodes: int, told: Callable[[int], None] | None = None) -> Evaluation:
+    def play(
+        self, num_episodes: int, told: Callable[[int], None] | None = None, stop: Callable[[], object] | None = None
+    ) -> Evaluation:
         """Play so many episodes, as many in each slot, or one more in the first ones."""
         counts = [num_episodes // self.num + (slot < num_episodes % self.num) for slot in range(self.num)]
         found: list[list[tuple[float, int]]] = [[] for _ in counts]
@@ -133,6 +153,8 @@ class Player:
         active = list(range(self.num))
         self._begin(active, found)
         while active:
+            if stop is not None and stop():
+                raise GivenUp(f"the evaluation was stopped after {sum(map(len, found))} of {num_episodes} episodes")
             over = self._step(active)
             if not over:
                 continue

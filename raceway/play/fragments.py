@@ -50,11 +50,13 @@ def judged(
         log_prob = policy.distribution.log_prob(params, as_tensor(batch["action"])).detach().numpy()
         last_value = _values(policy, batch["last_obs"]) if with_values else np.empty(0)
         beyond = _values(policy, batch["final_obs"]) if cut.any() else None
-    kept = {name: column for name, column in batch.items() if name != "given"}
+    kept = {name: column for name, column in batch.items() if name not in ("given", "anew")}
     made = {**kept, "reward": batch["reward"].copy(), "log_prob": log_prob, "ended": batch["terminated"] | cut}
     if returns is not None:
         # A step that does not count is followed by the first of an episode, also where none was seen to end before.
         anew = made["ended"] | ~batch["valid"] if "valid" in batch else made["ended"]
+        if "anew" in batch:
+            returns.clear()
         made["running_return"] = returns.after(batch["reward"], anew, gamma)
         scale = float(policy.rewards.deviation)  # type: ignore[union-attr]
         made["reward"] = np.clip(made["reward"] / scale, -_MOST, _MOST)

@@ -58,8 +58,9 @@ class WeightSender:
         self._age = state["age"]
         if state["sent"] is None:
             self.send(self.workers)
-        for worker in self.workers if state["sent"] is not None else ():
-            send_msg(worker, "set_weights", state["sent"])
+            return
+        weights = self.workers[0].engine.put(state["sent"])
+        self._sent = [send_msg(worker, "set_weights", weights) for worker in self.workers]
 
     @property
     def _about(self) -> dict[str, Any]:

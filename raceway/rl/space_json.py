@@ -12,6 +12,8 @@ from gymnasium import spaces
 from raceway.errors import ConfigError, known
 
 Array = np.ndarray
+MOST = 1 << 26
+"""Numbers in a sample of a space that is read, at most: a line of text may claim any number of them."""
 
 
 def space_to_json(space: spaces.Space) -> dict[str, Any]:
@@ -50,17 +52,34 @@ def space_from_json(doc: Mapping[str, Any]) -> spaces.Space:
     >>> space_from_json({"type": "Discrete", "n": 4, "start": 1, "dtype": "int64"})
     Discrete(4, start=1)
     """
-    if not isinstance(doc, Mapping) or "type" not in doc:
+    if not isinstance(doc, Mapping) or not isinstance(doc.get("type"), str):
         raise ConfigError(f"{doc!r} describes no space: it must have a type, one of {', '.join(_READ)}")
     kind = known("type of space", doc["type"], _READ)
     try:
+        if _size(doc) > MOST:
+            raise ConfigError(f"a {kind} space of {_size(doc):,} numbers is refused: there may be {MOST:,} at most")
         return _READ[kind](doc)
     except KeyError as error:
         raise ConfigError(f"the description of a {kind} space has no {error}: {dict(doc)}") from error
-    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+    except RecursionError as error:
+        raise ConfigError(f"a {kind} space has too many others within one another") from error
+    except (TypeError, ValueError, AttributeError, OverflowError, MemoryError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{dict(doc)} describes no {kind} space: {error}") from error
+
+
+def _size(doc: Any) -> int:
+    """Return how many numbers a sample of a space has, before anything is made of its description."""
+    if not isinstance(doc, Mapping):
+        return 0
+    if doc.get("type") in ("Dict", "Tuple"):
+        return sum(_size(part[-1] if isinstance(part, list) and part else part) for part in doc["spaces"])
+    sizes = doc["shape"] if doc.get("type") == "Box" else doc["n"] if doc.get("type") == "MultiBinary" else [0]
+    sizes = sizes if isinstance(sizes, list) else [sizes]
+    if not all(isinstance(size, int) for size in sizes):
+        raise TypeError(f"{sizes} are no sizes")
+    return math.prod(sizes)
 
 
 def _box(doc: Mapping[str, Any]) -> spaces.Box:

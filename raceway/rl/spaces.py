@@ -61,10 +61,48 @@ def fill(tree: Tree, index: Any, value: Any) -> None:
         for key, part in tree.items():
             fill(part, index, parts[key])
         return
+    seen = np.asarray(value)
     expected = tree.shape[1:] if isinstance(index, int) else tree.shape
-    if np.shape(value) != expected:  # numpy would repeat a smaller one without a word
-        raise ValueError(f"an observation of shape {np.shape(value)}, where its space says {expected}")
-    tree[index] = value
+    if seen.shape != expected:  # numpy would repeat a smaller one without a word
+        raise ValueError(f"an observation of shape {seen.shape}, where its space says {expected}")
+    if not _fits(seen, tree.dtype):  # and make numbers of text, and of NaN a 0
+        shown = f"{seen.dtype} {seen.ravel()[:4].tolist()}"
+        raise ValueError(f"an observation of {shown}, where its space says {tree.dtype}")
+    tree[index] = seen
+
+
+def _fits(seen: np.ndarray, kind: np.dtype) -> bool:
+    """Whether numbers can be written as others without becoming something else. They may lose digits."""
+    if kind.kind == "f":
+        return seen.dtype.kind in "biuf"
+    if seen.dtype.kind not in "biu":
+        return False
+    if kind == seen.dtype or kind.kind == "b" or not seen.size:
+        return True
+    return bool(np.iinfo(kind).min <= int(seen.min()) and int(seen.max()) <= np.iinfo(kind).max)
+
+
+def check_choices(space: spaces.Space, value: Any) -> None:
+    """Raise ValueError if one of the choices in an observation is none that its space has."""
+    if isinstance(space, spaces.Dict):
+        for key, part in space.spaces.items():
+            check_choices(part, value[key])
+    elif isinstance(space, spaces.Tuple):
+        for part, one in zip(space.spaces, value, strict=True):
+            check_choices(part, one)
+    elif isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        number = np.asarray(value) - space.start
+        most = space.n if isinstance(space, spaces.Discrete) else space.nvec
+        if (number < 0).any() or (number >= most).any():
+            raise ValueError(f"an observation of {value}, which is not in {space}")
+
+
+def has_choices(space: spaces.Space) -> bool:
+    """Whether there are choices in a space."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
+        return any(map(has_choices, parts))
+    return isinstance(space, (spaces.Discrete, spaces.MultiDiscrete))
 
 
 def obs_space_of(space: spaces.Space) -> tuple[spaces.Space, bool]:

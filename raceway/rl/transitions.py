@@ -27,7 +27,7 @@ def n_step_transitions(batch: Batch, gamma: float, n: int = 1, held: Batch | Non
         back for the next fragment.
     """
     rows = _steps(batch) | {"given": np.zeros_like(batch["truncated"]), "next_obs": next_obs_of(batch)}
-    rows = _behind(held, rows)
+    rows = _behind(held, rows, batch.get("anew"))
     total, num_slots = rows["reward"].shape
     terminated, ended = rows["terminated"], rows["terminated"] | rows["truncated"]
     sums = np.zeros_like(rows["reward"])
@@ -63,18 +63,19 @@ def _steps(batch: Batch) -> Batch:
     return rows
 
 
-def _behind(held: Batch | None, rows: Batch) -> Batch:
+def _behind(held: Batch | None, rows: Batch, anew: Any = None) -> Batch:
     """Put steps behind those that were held back.
 
-    An environment may have failed in the first of them, which then does not count: its episode was dropped, so the
-    last that was held back was cut short.
+    An environment may have failed in the first of them, which then does not count, or since: its episode was dropped,
+    so the last that was held back was cut short. `anew`, [B], says where all that was open was dropped.
     """
     if held is None or not len(held["valid"]):
         return rows
     last = len(held["valid"]) - 1
     joined: Batch = tree_map(lambda *parts: np.concatenate(parts), held, rows)
     valid, terminated, truncated = joined["valid"], joined["terminated"], joined["truncated"]
-    truncated[last] |= valid[last] & ~terminated[last] & ~valid[last + 1]
+    dropped = ~valid[last + 1] if anew is None else anew
+    truncated[last] |= valid[last] & ~terminated[last] & dropped
     return joined
 
 
@@ -107,7 +108,7 @@ def sequences(batch: Batch, length: int, overlap: int = 0, held: Batch | None = 
     """
     rows = _steps(batch)
     whole = held is None and overlap == 0 and len(batch["reward"]) == length
-    rows = _behind(held, rows)
+    rows = _behind(held, rows, batch.get("anew"))
     total, stride = len(rows["reward"]), length - overlap
     starts = range(0, total - length + 1, stride)
     if not starts:

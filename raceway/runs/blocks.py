@@ -16,7 +16,7 @@ import numpy as np
 
 from raceway.errors import CheckpointError
 from raceway.runs.coding import Array, hash_of
-from raceway.runs.disk import put, read, remove
+from raceway.runs.disk import own_folder, put, read, remove, remove_file
 
 BLOCK = 512 << 10
 """Bytes of a block, about; of a very long array they are as much longer as keeps their number down."""
@@ -45,7 +45,7 @@ class Blocks:
     """The blocks of a folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder = own_folder(folder)
         self._sound: set[str] = set()  # seen to be whole, by this process
         self._new: list[str] = []
 
@@ -109,23 +109,25 @@ class Blocks:
         self.folder.mkdir(exist_ok=True)
         self._new = []
         for path in self.folder.glob("*.new"):
-            remove(path)
+            remove_file(path)
 
     def undo(self, needed: Collection[str]) -> None:
         """Remove what is new and not needed, as far as that can be done."""
         for name in self._new:
             if name not in needed:
                 self._sound.discard(name)
-                remove(self._path(name))
+                remove_file(self._path(name))
         for path in self.folder.glob("*.new"):
-            remove(path)
+            remove_file(path)
 
     def sweep(self, needed: Collection[str]) -> None:
-        """Remove what is not needed, as far as that can be done."""
+        """Remove blocks that are not needed, as far as that can be done. What is no block is not ours."""
         for path in self.folder.iterdir():
-            if path.suffix != ".npy" or path.stem not in needed:
+            if path.suffix == ".npy" and is_name(path.stem) and path.stem not in needed:
                 self._sound.discard(path.stem)
-                remove(path)
+                remove_file(path)
+            elif path.suffix == ".new":
+                remove_file(path)
 
 
 def _rows(array: Array) -> Iterator[Array]:

@@ -21,7 +21,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -36,7 +36,7 @@ from raceway.errors import CheckpointError, whole
 from raceway.runs import manifests
 from raceway.runs.blocks import Blocks, is_long
 from raceway.runs.coding import Array, Arrays, decode, digest, encode, hash_of
-from raceway.runs.disk import put, read, remove, sync
+from raceway.runs.disk import own_folder, put, read, remove, sync
 from raceway.runs.manifests import UNREADABLE, sha256_of
 
 POLICY = "state/learner/policy/"
@@ -56,7 +56,7 @@ class Checkpoint:
     @cached_property
     def manifest(self) -> dict[str, Any]:
         """What is said of it, having been checked."""
-        path = self.path / "manifest.json"
+        path = own_folder(self.path) / "manifest.json"
         body = manifests.read(path)
         if self.path.name.isdigit() and body["about"]["steps"] != self.steps:
             raise CheckpointError(path, f"it is of another checkpoint, of {body['about']['steps']} steps")
@@ -90,19 +90,19 @@ class Checkpoint:
         arrays |= {name: self._long(name) for name in self.manifest["blocks"]}
         try:
             return decode(doc, arrays)
-        except UNREADABLE as error:
+        except (MemoryError, *UNREADABLE) as error:
             raise CheckpointError(self.path / "state.json", f"its state cannot be read ({error!r})") from error
 
     def _document(self) -> Any:
         try:
             return json.loads(self._verified("state.json"))
-        except (RecursionError, ValueError) as error:
+        except (MemoryError, RecursionError, ValueError) as error:
             raise CheckpointError(self.path / "state.json", f"it cannot be read ({error})") from error
 
     def _tensors(self, name: str) -> Arrays:
         try:
             return {key: np.array(array) for key, array in load_tensors(self._verified(name)).items()}
-        except (SafetensorError, *UNREADABLE) as error:
+        except (SafetensorError, MemoryError, *UNREADABLE) as error:
             raise CheckpointError(self.path / name, f"it cannot be read ({error})") from error
 
     def _long(self, name: str) -> Array:
@@ -128,7 +128,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: str | Path, keep: int = 3) -> None:
-        self.folder, self.keep = Path(folder), whole("keep", keep)
+        self.folder, self.keep = own_folder(Path(folder)), whole("keep", keep)
         self._blocks = Blocks(self.folder / "blocks")
         self._cluttered = False  # whether it was said that old ones stay
 
@@ -160,12 +160,12 @@ class Checkpoints:
         scored = [(score, one.steps, one) for one in self.all() if (score := _score(one)) is not None]
         return max(scored, key=lambda entry: entry[:2])[2] if scored else None
 
-    def newest_good(self) -> tuple[Checkpoint, Any]:
-        """Return the latest that can be read, with its state. Those that cannot are told of."""
+    def newest_good(self, read: Callable[[Checkpoint], Any] = Checkpoint.state) -> tuple[Checkpoint, Any]:
+        """Return the latest that can be read, with its state or what else is read. Those that cannot are told of."""
         problems: list[CheckpointError] = []
         for one in reversed(self.all()):
             try:
-                found = one, one.state()
+                found = one, read(one)
             except CheckpointError as error:
                 problems.append(error)
                 continue

@@ -126,13 +126,21 @@ def _scalar_parts(value: np.generic) -> dict[str, Any]:
     return {"dtype": value.dtype.str, "v": value.item() if exact else {"raw": value.tobytes()}}
 
 
+_ITEMS = {"b": bool, "i": int, "u": int, "f": float, "S": bytes, "U": str}
+"""What a scalar is written as, by the kind of its type. Of another, numpy would make what nobody wrote."""
+
+
 def _scalar(dtype: Any, value: Any) -> Any:
     if not isinstance(dtype, str) or re.fullmatch(r"[<>|=]?[a-zA-Z]+\d*(\[\w+\])?", dtype) is None:
         raise ValueError(f"{dtype!r} is no type of a number")
     found = np.dtype(dtype)
     if found.kind not in "biufcmMSU":
         raise ValueError(f"{dtype!r} is no type of a number")
-    return np.frombuffer(value["raw"], found)[0] if isinstance(value, dict) else found.type(value)
+    if isinstance(value, dict):
+        return np.frombuffer(value["raw"], found)[0]
+    if type(value) is not _ITEMS.get(found.kind):
+        raise ValueError(f"a {type(value).__name__} is no scalar of {dtype!r}")
+    return found.type(value)
 
 
 def _named_state(value: np.random.Generator) -> Any:

@@ -13,63 +13,87 @@ import time
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from raceway.errors import ConfigError
-from raceway.runs.disk import put, sync
+from raceway.runs.disk import append, open_own, put, remove_file, sync
+from raceway.runs.written import METRICS, SCHEMA, read_config, read_metrics
 
-SCHEMA = 2
-"""Of config.json."""
-METRICS = 1
-"""Of metrics.jsonl: what names in it mean."""
+__all__ = ["RunDirectory", "as_json", "git_state", "is_plain", "read_config", "read_metrics", "replace", "versions"]
 
 _log = logging.getLogger(__name__)
 _MOMENT = 0.05  # seconds
+_TOLD = ("metrics.jsonl", "summary.json", "plan.svg", "returns.png")
 
 
 class RunDirectory:
     """The folder of a run, which one process at a time may write to. `metrics.jsonl` gets one line an iteration."""
 
-    def __init__(self, path: Path, mode: str) -> None:
+    def __init__(self, path: Path, *, new: bool) -> None:
         self.path, self.metrics_path = path, path / "metrics.jsonl"
-        self._lock = _locked(path)
-        self._metrics = self.metrics_path.open(mode, encoding="utf-8")
         self._failing = False
+        self._lock = _locked(path)
+        try:
+            if new:
+                _check_free(path)  # again: somebody may have begun and ended one since
+            self._metrics = self._opened(os.O_TRUNC if new else 0)
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def _opened(self, flags: int = 0) -> BinaryIO:
+        """Open the file of metrics for whole lines, which go to the system at once."""
+        return open(open_own(self.metrics_path, os.O_RDWR | os.O_CREAT | flags), "r+b", buffering=0)
 
     @classmethod
     def new(cls, path: str | Path | None, name: str) -> RunDirectory:
         """Make the folder of a new run."""
         made = Path(path) if path is not None else _fresh(Path("runs"), name)
-        if (made / "config.json").exists():
-            raise ConfigError(
-                f"there is a run in {made} already. Choose another --run-dir, or go on with it: raceway resume {made}"
-            )
+        _check_free(made)
         try:
             made.mkdir(parents=True, exist_ok=True)
-            return cls(made, "w")
+            return cls(made, new=True)
         except OSError as error:
             raise ConfigError(f"no run can be kept in {made}: {error}. Choose another --run-dir.") from error
 
     @classmethod
     def again(cls, path: str | Path) -> RunDirectory:
         """Open the folder of a run that goes on."""
-        return cls(Path(path), "a")
+        try:
+            return cls(Path(path), new=False)
+        except OSError as error:
+            raise ConfigError(f"the run in {path} cannot go on there: {error}. Mend that, or copy the run.") from error
 
     @classmethod
-    def discard(cls, path: str | Path) -> None:
-        """Let a run that was over before its first checkpoint be begun anew in its folder."""
-        config = Path(path) / "config.json"
-        if config.exists():
-            made = cls(Path(path), "a")
-            config.unlink()
+    def discard(cls, path: str | Path, algorithm: str, env: str) -> None:
+        """Let a run that was over before its first checkpoint be begun anew in its folder, without what it told."""
+        folder = Path(path)
+        if (folder / "config.json").exists():
+            about = read_config(folder)
+            there = about["algorithm"], about["env"]["name"]
+            if there != (algorithm, env):
+                raise ConfigError(
+                    f"the run in {folder} is of {' on '.join(there)}, not of {algorithm} on {env}. Choose another "
+                    "--run-dir."
+                )
+            made = cls.again(folder)
+            _log.warning("the run in %s was over before its first checkpoint: it is begun anew", folder)
+            for old in (*folder.glob("events.out.tfevents.*"), *(folder / name for name in _TOLD)):
+                remove_file(old)
+            (folder / "config.json").unlink()  # last: as long as it is there, it can be tried again
             made.close()
 
     def rewind(self, iterations: int) -> None:
         """Remove what was told of later iterations."""
         rows = [row for row in read_metrics(self.path) if row["time/iterations"] <= iterations]
-        self._metrics.close()
-        replace(self.metrics_path, "".join(json.dumps(row) + "\n" for row in rows))
-        self._metrics = self.metrics_path.open("a", encoding="utf-8")
+        try:
+            replace(self.metrics_path, "".join(json.dumps(row) + "\n" for row in rows))
+            self._metrics.close()
+            self._metrics = self._opened()
+        except OSError as error:
+            raise ConfigError(
+                f"{self.metrics_path} cannot be written anew: {error}. Make room, and try again."
+            ) from error
 
     def describe(self, algorithm: str, config: Mapping[str, Any], **more: Any) -> None:
         """Write down what is run."""
@@ -77,14 +101,19 @@ class RunDirectory:
         self.write("config.json", {**about, **_circumstances()})
 
     def describe_again(self, config: Mapping[str, Any], steps: int, **more: Any) -> None:
-        """Add to what was written down that it is run again, after so many steps, and with what that is different."""
+        """Add to what was written down that it is run again, after so many steps, and with what that is different.
+
+        An environment or network that is another than before was given as a function, and has to be again.
+        """
         about = read_config(self.path)
         now = json.loads(as_json(dict(config)))
         changed = {name: value for name, value in now.items() if about["config"].get(name) != value}
         changed.pop("run_dir", None)  # folders can be moved
         again = {"steps": steps, "changed": changed, **_circumstances()}
-        resumes = [*about.get("resumes", ()), again]
-        self.write("config.json", {**about, "config": about["config"] | changed, "resumes": resumes, **more})
+        about["importable"] |= {name: False for name in ("env", "network") if name in changed}
+        about["env"]["name"] = changed.get("env", about["env"]["name"])
+        about |= {"config": about["config"] | changed, "resumes": [*about["resumes"], again], "metrics_schema": METRICS}
+        self.write("config.json", {**about, **more})
 
     def write(self, name: str, value: Any) -> Path:
         """Write a JSON file, aside first, so that it is there whole or not at all."""
@@ -98,8 +127,7 @@ class RunDirectory:
     def add(self, metrics: Mapping[str, Any]) -> None:
         """Add a line of metrics. If the disk is full, it is said once, and training goes on."""
         try:
-            self._metrics.write(json.dumps(metrics, default=_shown) + "\n")
-            self._metrics.flush()
+            append(self._metrics, json.dumps(metrics, default=_shown).encode() + b"\n")
             self._failing = False
         except OSError as error:
             self._tell(error)
@@ -116,6 +144,16 @@ class RunDirectory:
         except OSError as error:  # what could not be written before cannot be now
             self._tell(error)
         self._lock.close()
+
+
+def _check_free(folder: Path) -> None:
+    if (folder / "config.json").exists():
+        raise ConfigError(
+            f"there is a run in {folder} already. Choose another --run-dir, or go on with it: raceway resume {folder}"
+        )
+    metrics = folder / "metrics.jsonl"
+    if metrics.is_file() and not metrics.is_symlink() and metrics.stat().st_size:
+        raise ConfigError(f"{metrics} is there already, and of no run that is known. Choose another --run-dir.")
 
 
 def _circumstances() -> dict[str, Any]:
@@ -147,7 +185,8 @@ def is_plain(value: Any) -> bool:
 
 def _locked(folder: Path) -> TextIO:
     """Return the lock of a folder. The system lets go of it when the process ends, however that happens."""
-    file = (folder / "lock").open("a+", encoding="utf-8")
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+    file = open(open_own(folder / "lock", flags), "a+", encoding="utf-8")  # noqa: SIM115 - it stays open
     for last in (False, True):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -169,38 +208,6 @@ def _locked(folder: Path) -> TextIO:
     file.write(f"process {os.getpid()} on {platform.node()}\n")
     file.flush()
     return file
-
-
-def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """Return the lines of metrics of a run. The last may be torn, if it was killed while it wrote."""
-    rows: list[dict[str, Any]] = []
-    with (Path(path) / "metrics.jsonl").open(encoding="utf-8") as lines:
-        for line in lines:
-            if not line.endswith("\n"):
-                break
-            rows.append(json.loads(line))
-    return rows
-
-
-def read_config(path: str | Path) -> dict[str, Any]:
-    """Return what is known of a run, having checked that there is one."""
-    folder, file = Path(path), Path(path) / "config.json"
-    if not folder.is_dir():
-        raise ConfigError(f"there is no folder {folder}. `raceway list --runs` shows the runs.")
-    if not file.exists():
-        inside = sorted(one.parent.name for one in folder.glob("*/config.json"))
-        there = f" It holds the runs {', '.join(inside[:5])}: name one of them." if inside else ""
-        raise ConfigError(f"{folder} is no run: it has no config.json.{there}")
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        schema = found["schema"]
-    except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} is corrupt ({error!r}). Without it nothing can be gone on with.") from error
-    if schema > SCHEMA:
-        raise ConfigError(
-            f"{file} is of schema {schema}, and this version of raceway reads up to {SCHEMA}. Upgrade it."
-        )
-    return found
 
 
 def versions() -> dict[str, str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 import sys
 import time
 from contextlib import AbstractContextManager
@@ -13,6 +15,8 @@ from gymnasium.spaces import Box
 
 from raceway.runs.stopping import EXIT_CODES
 from raceway.words import counted
+
+_log = logging.getLogger(__name__)
 
 RULE = "=" * 60
 _BARS = "▁▂▃▄▅▆▇█"
@@ -69,8 +73,14 @@ class Lines(Watcher):
         self._spoke = time.monotonic()
 
     def say(self, *lines: str) -> None:
-        """Write lines at once."""
-        print(*lines, sep="\n", file=self._stream or sys.stdout, flush=True)
+        """Write lines at once. If whoever read them has gone, training goes on without."""
+        stream = self._stream or sys.stdout
+        try:
+            print(*lines, sep="\n", file=stream, flush=True)
+        except BrokenPipeError:
+            with open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), stream.fileno())
+            _log.warning("nobody reads what is shown any more; training goes on")
 
     def begin(self, training: Any, path: Path) -> None:
         """Say what is run."""
@@ -91,14 +101,18 @@ class Lines(Watcher):
         self.say(f"Iteration {self._shown:4d} | Mean Reward: {reward} | Loss: {_loss(row)}")
 
     def saved(self, steps: int) -> None:
-        """Say so."""
+        """Say so, after the iteration."""
+        self._catch_up()
         self.say(f"Saved at {steps:,} steps")
 
     def end(self, result: Any) -> None:
         """Say how it went."""
+        self._catch_up()
+        self.say(*closing(result.summary, self._last))
+
+    def _catch_up(self) -> None:
         if self._last is not None and self._last["time/iterations"] - 1 != self._shown:
             self._line(self._last)
-        self.say(*closing(result.summary, self._last))
 
 
 def _mean(row: dict[str, Any]) -> float | None:
@@ -116,10 +130,12 @@ def closing(summary: dict[str, Any], last: dict[str, Any] | None) -> list[str]:
     """Return the lines of a summary."""
     stopped = summary["stopped_by"] in EXIT_CODES
     title = f"Stopped. Go on with: raceway resume {summary['run_dir']}" if stopped else "Training Complete!"
+    if stopped and summary["checkpoint"] is None:
+        title = "Stopped before anything was saved: a second signal came, or an iteration took too long to wait for."
     if last is None and not stopped and summary["resumed_at"] is not None:
         title = f"Nothing left to do: {summary['stopped_by']} was reached before. Give a higher one to go on."
     seconds = summary["train_seconds"]
-    final = None if last is None else _mean(last)
+    final = summary["mean_return"] if last is None else _mean(last)
     return [
         RULE,
         title,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from raceway.envs import EnvSettings, Purpose, seed_of
 from raceway.errors import EnvironmentFailed
-from raceway.play.evaluating import evaluate
+from raceway.play.evaluating import GivenUp, evaluate
 from raceway.policies import Policy
 from raceway.policies.learner import Learner
 from raceway.state import Stateful
@@ -39,16 +40,25 @@ class Evaluations(Stateful):
         """After how many steps, and the mean return, if there was one."""
         self.best: float | None = None
 
-    def __call__(self, steps: int, row: dict[str, Any]) -> bool:
-        """Evaluate if it is time, put the figures into a row of metrics, and return whether it was the best so far."""
-        if self.every is None or steps // self.every <= self.last[0] // self.every:
+    def due(self, steps: int) -> bool:
+        """Whether it is time."""
+        return self.every is not None and steps // self.every > self.last[0] // self.every
+
+    def __call__(self, steps: int, row: dict[str, Any], stop: Callable[[], object] | None = None) -> bool:
+        """Evaluate if it is time, put the figures into a row of metrics, and return whether it was the best so far.
+
+        If `stop()` comes true meanwhile, it is given up, and still due.
+        """
+        if not self.due(steps):
             return False
-        self.last = steps, None
         try:
-            more: Any = {"seed": self.seed, "clip_actions": self.clip_actions}
+            more: Any = {"seed": self.seed, "clip_actions": self.clip_actions, "stop": stop}
             found = evaluate(self._policy(), self.env, self.num_episodes, **more)
+        except GivenUp:
+            return False
         except EnvironmentFailed as error:
             _log.warning("the evaluation after %d steps was given up: %s", steps, error)
+            self.last = steps, None
             return False
         row["eval/mean_reward"], row["eval/std_reward"] = found.mean_return, found.std_return
         row["eval/mean_ep_length"] = found.mean_length

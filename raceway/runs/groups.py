@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from raceway.errors import ConfigError, unknown
-from raceway.runs.reading import RunFiles, find_runs, folders_of
+from raceway.runs.reading import RunFiles, find_runs, folders_of, number
 from raceway.words import counted
 
 RETURN, EVAL = "rollout/ep_rew_mean", "eval/mean_reward"
@@ -92,18 +93,28 @@ def _one_a_seed(runs: Iterable[RunFiles], label: str, notes: list[str]) -> list[
 def _labels(found: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], str]:
     """Return a name for every group: its algorithm, and what sets it apart from the others of that algorithm."""
     keys = list(found)
-    labels = {}
+    short = {key: (key[0], _label(key, keys, _MOST_NAMED)) for key in keys}  # a label is of one in its environment
+    alike = Counter(short.values())
+    labels: dict[tuple[str, ...], str] = {}
     for key in keys:
-        env, algorithm, mine, home = key
-        others = [json.loads(one[2]) for one in keys if one[:2] == (env, algorithm)]
-        settings = json.loads(mine)
-        differ = [name for name in sorted(set().union(*others)) if len({str(one.get(name)) for one in others}) > 1]
-        parts = [f"{name}={_shown(settings.get(name))}" for name in differ[:_MOST_NAMED]]
-        parts += [f"and {counted(len(differ) - _MOST_NAMED, 'other')}"] if len(differ) > _MOST_NAMED else []
-        if home and sum(one[:3] == key[:3] for one in keys) > 1:
-            parts.append(f"in {home}")
-        labels[key] = " ".join([algorithm, *parts])
+        name = short[key][1] if alike[short[key]] == 1 else _label(key, keys, None)
+        taken = {label for other, label in labels.items() if other[0] == key[0]}
+        numbered = (f"{name} ({number})" for number in itertools.count(2))
+        labels[key] = next(one for one in itertools.chain([name], numbered) if one not in taken)
     return labels
+
+
+def _label(key: tuple[str, ...], keys: Sequence[tuple[str, ...]], most: int | None) -> str:
+    """Return a name for a group by its algorithm, and so many at most of the settings that differ."""
+    env, algorithm, mine, home = key
+    others = [json.loads(one[2]) for one in keys if one[:2] == (env, algorithm)]
+    settings = json.loads(mine)
+    differ = [name for name in sorted(set().union(*others)) if len({str(one.get(name)) for one in others}) > 1]
+    parts = [f"{name}={_shown(settings.get(name))}" for name in differ[:most]]
+    parts += [f"and {counted(len(differ) - len(parts), 'other')}"] if len(differ) > len(parts) else []
+    if home and sum(one[:3] == key[:3] for one in keys) > 1:
+        parts.append(f"in {home}")
+    return " ".join([algorithm, *parts])
 
 
 def _shown(value: Any) -> str:
@@ -123,7 +134,8 @@ def curves_of(group: Group, x: str, y: str) -> Curves:
     """Return how a metric went, of those seeds that have it."""
     found = {}
     for run in group.runs:
-        points = [(row[x], row[y]) for row in run.metrics if row.get(y) is not None and row.get(x) is not None]
+        pairs = ((number(row, x), number(row, y)) for row in run.metrics)
+        points = [pair for pair in pairs if None not in pair]
         if points:
             xs, ys = np.asarray(points, float).T
             found[run.seed] = xs, ys
@@ -220,7 +232,7 @@ class Comparison:
     def pairs(self) -> list[Pair]:
         """Every two of them, the one with the higher interquartile mean first."""
         ordered = sorted(self.standings, key=lambda one: -one.iqm)
-        return [Pair(first, second) for first, second in combinations(ordered, 2)]
+        return [Pair(first, second) for first, second in itertools.combinations(ordered, 2)]
 
 
 def compare_groups(groups: Iterable[Group], metric: str = RETURN) -> list[Comparison]:
@@ -234,9 +246,8 @@ def compare_groups(groups: Iterable[Group], metric: str = RETURN) -> list[Compar
             notes += [f"{group.label}, seed {seed}: left out, it has no {metric}." for seed in last.keys() - scores]
             if scores:
                 standings.append(Standing(group.label, scores))
-        if standings:
-            found.append(Comparison(env, standings, [*notes, *_cautions(standings)]))
-    if not found:
+        found.append(Comparison(env, standings, [*notes, *_cautions(standings)]))
+    if not any(one.standings for one in found):
         raise ConfigError(f"none of these runs has a value of {metric} yet. Wait for an episode to end.")
     return found
 
@@ -254,4 +265,4 @@ def final(run: RunFiles, metric: str = RETURN) -> float | None:
     """Return the last value of a metric in a run."""
     if metric == RETURN:
         return run.mean_return
-    return next((row[metric] for row in reversed(run.metrics) if row.get(metric) is not None), None)
+    return next((value for row in reversed(run.metrics) if (value := number(row, metric)) is not None), None)

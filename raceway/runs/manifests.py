@@ -11,8 +11,10 @@ from typing import Any
 from raceway.errors import CheckpointError, ConfigError, whole
 from raceway.runs import disk
 from raceway.runs.blocks import is_name
+from raceway.runs.written import Migrations, up_to_date
 
 SCHEMA = 1
+MIGRATIONS: Migrations = {}
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What comes of reading data that makes no sense."""
 
@@ -42,6 +44,7 @@ def read(path: Path) -> dict[str, Any]:
             raise CheckpointError(
                 path, f"it is of schema {body['schema']}, and this version of raceway reads up to {SCHEMA}. Upgrade it."
             )
+        body = up_to_date(body, whole("schema", body["schema"]), SCHEMA, MIGRATIONS)
         _check(body)
     except UNREADABLE as error:
         raise CheckpointError(path, f"it is corrupt ({error!r})") from error

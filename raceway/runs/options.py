@@ -106,7 +106,7 @@ def whole_number(text: str) -> int:
         value = float(text.replace("_", ""))
     except ValueError:
         value = 0.5
-    if value != int(value):
+    if not value.is_integer():  # nor is infinity
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
     return int(value)
 

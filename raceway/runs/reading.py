@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import fcntl
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from raceway.errors import ConfigError
-from raceway.runs.directory import SCHEMA
+from raceway.runs.disk import open_own
+from raceway.runs.written import last_row, misfit, read_config, read_json, read_metrics
 
 ENDED_EARLY = ("interrupt", "terminated")
 """What a summary's `stopped_by` says of a run that somebody ended."""
-_TAIL = 1 << 16  # bytes in which the last line of metrics is looked for first
 
 
 @dataclass(frozen=True)
@@ -40,31 +39,25 @@ class RunFiles:
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
-        """One row an iteration, read when they are asked for. A last line that is torn is left out."""
-        path = self.path / "metrics.jsonl"
-        lines = path.read_bytes().splitlines()
-        rows = [_row(line) for line in lines]
-        if rows and rows[-1] is None:  # killed while it was written
-            rows.pop()
-        if None in rows:
-            place = rows.index(None)
-            raise ConfigError(f"line {place + 1} of {path} is no row of metrics: {lines[place][:60]!r}. Remove it.")
-        return rows  # type: ignore[return-value]
+        """One row an iteration, read when they are asked for."""
+        return read_metrics(self.path)
 
     @cached_property
     def last(self) -> Mapping[str, Any]:
         """The last row of metrics, found from the end of the file; empty if there is none."""
-        return _last_row(self.path / "metrics.jsonl")
+        return last_row(self.path)
 
     @property
     def timesteps(self) -> int:
         """Steps of environments so far."""
-        return int(self.last.get("time/total_timesteps", 0))
+        return int(number(self.last, "time/total_timesteps") or 0)
 
     @property
     def mean_return(self) -> float | None:
         """Mean return of the last hundred episodes, if one has ended."""
-        return self.last.get("rollout/ep_rew_mean") if self.summary is None else self.summary.get("mean_return")
+        if self.summary is None:
+            return number(self.last, "rollout/ep_rew_mean")
+        return number(self.summary, "mean_return")
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[RunFiles]:
@@ -95,25 +88,17 @@ def folders_of(path: str | Path) -> list[Path]:
 def read_run(path: str | Path) -> RunFiles:
     """Return what the folder of a run says."""
     path = Path(path)
-    about = _read_json(path / "config.json")
-    try:
-        schema, algorithm, config = about.get("schema", SCHEMA), about["algorithm"], about["config"]
-        seed, env = config["seed"], config["env"]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"{path / 'config.json'} is not of a run: {error!r} is missing. Remove that folder."
-        ) from error
-    if schema > SCHEMA:
-        raise ConfigError(f"{path} was written by a newer Raceway (schema {schema}, not {SCHEMA}). Update Raceway.")
+    about = read_config(path)
+    config = about["config"]
     running = is_running(path)
     summary = None if running else _read_summary(path)
     return RunFiles(
         path=path,
-        algorithm=algorithm,
-        env=summary["env"] if summary else _env_id(str(env)),
-        seed=seed,
+        algorithm=about["algorithm"],
+        env=summary["env"] if summary else _env_id(config["env"]),
+        seed=config["seed"],
         config=config,
-        started=_when([about, *about.get("resumes", ())][-1].get("started"), path / "config.json"),
+        started=_when([about, *about["resumes"]][-1].get("started"), path / "config.json"),
         status="running" if running else _ending(summary),
         summary=summary,
     )
@@ -122,7 +107,7 @@ def read_run(path: str | Path) -> RunFiles:
 def is_running(path: str | Path) -> bool:
     """Whether a process is training in this folder now: as long as it lives, it holds the lock."""
     try:
-        with (Path(path) / "lock").open("rb") as lock:
+        with open(open_own(Path(path) / "lock"), "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # let go of when it is closed
     except BlockingIOError:
         return True
@@ -133,11 +118,14 @@ def is_running(path: str | Path) -> bool:
 
 def _read_summary(path: Path) -> dict[str, Any] | None:
     """Return the summary, unless it is of a first part: of a run that was resumed, and then killed."""
-    if not (path / "summary.json").exists():
+    if not (path / "summary.json").is_file():
         return None
-    summary = _read_json(path / "summary.json")
-    steps = _last_row(path / "metrics.jsonl").get("time/total_timesteps", 0)
-    return None if steps > summary.get("timesteps", steps) else summary
+    summary = read_json(path / "summary.json")
+    problem = misfit(summary, {"env": str})
+    if problem:
+        raise ConfigError(f"{path / 'summary.json'} is corrupt: {problem}. Remove it.")
+    steps, until = number(last_row(path), "time/total_timesteps") or 0, number(summary, "timesteps")
+    return None if until is not None and steps > until else summary
 
 
 def _ending(summary: Mapping[str, Any] | None) -> str:
@@ -163,33 +151,10 @@ def _guess(path: Path) -> str:
     return f" Did you mean {str(path.with_name(close[0]))!r}?" if close else ""
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_bytes())
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}. Mend it, or remove the folder of that run.") from error
-
-
-def _row(line: bytes) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) else None
-
-
-def _last_row(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        end, size = file.seek(0, os.SEEK_END), _TAIL
-        while True:
-            start = max(0, end - size)
-            file.seek(start)
-            lines = file.read(end - start).splitlines()
-            whole = lines if start == 0 else lines[1:]  # the first may have begun before
-            found = next((row for line in reversed(whole) if (row := _row(line)) is not None), None)
-            if found is not None or start == 0:
-                return found or {}
-            size *= 4
+def number(row: Mapping[str, Any], name: str) -> float | None:
+    """Return a figure of a row of metrics or of a summary, if it has one: anything else is none."""
+    value = row.get(name)
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def _env_id(name: str) -> str:
@@ -205,8 +170,8 @@ def _env_id(name: str) -> str:
         return name
 
 
-def _when(text: str | None, path: Path) -> float:
+def _when(text: Any, path: Path) -> float:
     try:
-        return datetime.strptime(text or "", "%Y-%m-%dT%H:%M:%S%z").timestamp()
+        return datetime.strptime(str(text), "%Y-%m-%dT%H:%M:%S%z").timestamp()
     except ValueError:
         return path.stat().st_mtime

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -17,13 +18,14 @@ class StopSignals(AbstractContextManager["StopSignals"]):
     """Takes SIGINT and SIGTERM for requests to stop.
 
     Whoever runs looks at `reason` between two steps. If that takes longer than `patience` seconds, or when a second
-    signal comes, a KeyboardInterrupt ends whatever is under way.
+    signal comes, a KeyboardInterrupt ends whatever is under way; it has the exit code as its argument.
     """
 
     def __init__(self, patience: float = 7.0) -> None:
         self.reason: str | None = None
         """`interrupt` or `terminated`, if a signal has come."""
         self._patience = patience
+        self._overdue = self._unhurried = False
         self._before: dict[signal.Signals, Any] = {}
         self._timer: threading.Timer | None = None
 
@@ -40,22 +42,33 @@ class StopSignals(AbstractContextManager["StopSignals"]):
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         if self.reason is not None:
+            by_timer, self._overdue = self._overdue, False
+            if by_timer and self._unhurried:
+                return
             self._disarm()
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(EXIT_CODES[self.reason])
         self.reason = _REASONS[signal.Signals(number)]
-        main = threading.get_ident()
-        self._timer = threading.Timer(self._patience, signal.pthread_kill, (main, number))
+        self._timer = threading.Timer(self._patience, self._run_out, (threading.get_ident(), number))
         self._timer.daemon = True
         self._timer.start()
+
+    def _run_out(self, main: int, number: int) -> None:
+        self._overdue = True
+        signal.pthread_kill(main, number)  # which ends also what waits in the system
+
+    @contextmanager
+    def unhurried(self) -> Iterator[None]:
+        """Have what is done meanwhile come to its end, however long it takes, unless a second signal comes."""
+        self._unhurried = True
+        try:
+            yield
+        finally:
+            self._unhurried = False
 
     def _disarm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-    def done(self) -> None:
-        """Have no more patience to lose: what is left to do is short."""
-        self._disarm()
 
     def __exit__(self, *_: object) -> None:
         self._disarm()

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from raceway.errors import ConfigError
+from raceway.runs.disk import append
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +58,8 @@ class Events:
         folder.mkdir(parents=True, exist_ok=True)
         # TensorBoard reads files in the order of their names, and a run may be resumed within a second.
         self.path = folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
-        self._file = self.path.open("xb")
+        self._file = self.path.open("xb", buffering=0)
+        self._records: list[bytes] = []  # that are written, but not handed to the system
         self._failing = False
         self._written = self._flushed = float("-inf")
         self._held: Mapping[str, Any] | None = None
@@ -85,13 +87,16 @@ class Events:
         """
         self._write_held()
         self._flushed = self._clock()
-        self._try(self._file.flush)
+        records, self._records = b"".join(self._records), []
+        # All or nothing: behind a record that is torn, TensorBoard finds no other.
+        if records and self._try(lambda: append(self._file, records)):
+            self._failing = False
 
     def close(self) -> None:
         """Write the last row, and close the file."""
         if self._file.closed:
             return
-        self._write_held()
+        self.flush()
         self._try(self._file.close)
 
     def __enter__(self) -> Self:
@@ -116,16 +121,18 @@ class Events:
         self._write(step=int(row["time/total_timesteps"]), summary={"value": values})
 
     def _write(self, **event: Any) -> None:
-        """Write one record: its length and data, each with a checksum."""
+        """Make one record: its length and data, each with a checksum."""
         data = self._messages.Event(wall_time=time.time(), **event).SerializeToString()
         head = struct.pack("<Q", len(data))
         sums = (struct.pack("<I", self._checksum(part)) for part in (head, data))
-        self._try(self._file.write, b"".join((head, next(sums), data, next(sums))))
+        self._records += (head, next(sums), data, next(sums))
 
-    def _try(self, do: Callable[..., Any], *arguments: bytes) -> None:
+    def _try(self, do: Callable[[], Any]) -> bool:
         try:
-            do(*arguments)
+            do()
+            return True
         except OSError as error:
             if not self._failing:
                 _log.warning("%s cannot be written to: %s. Training goes on without", self.path, error)
             self._failing = True
+            return False

@@ -54,6 +54,16 @@ def pictures_of(film: Path, width: int, height: int, fps: int) -> np.ndarray:
     return np.frombuffer(content, np.uint8).reshape(-1, height, width, 3)
 
 
+@pytest.mark.parametrize("text", ["²", "-1", "1.5", "x"])
+def test_what_is_no_number_is_told(run: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match=f"which must be best, latest, or a number of steps, not '{text}'"):
+        eval_run([str(run), f"--which={text}"])
+    for option in ("--episodes", "--seed"):
+        with pytest.raises(SystemExit):
+            eval_run([str(run), f"{option}={text}"])
+        assert f"'{text}' is no whole number" in capsys.readouterr().err
+
+
 def test_figures(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = printed(capsys, run)
     wanted = load(run).evaluate(20, seed=0)

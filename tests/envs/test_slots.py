@@ -10,6 +10,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
 
 from raceway.envs import CartPoleSlots, EnvSettings, Slots, SteppedSlots, VectorSlots, make_slots
+from raceway.errors import EnvironmentFailed
 from raceway.rl import empty, row_of
 from tests.envs.worlds import SPACES, Samples, as_tree, assert_same
 
@@ -236,3 +237,87 @@ def test_a_cartpole_that_fell_goes_on_falling_until_it_is_told_to_begin() -> Non
     slots.reset([1], [5], arrays.obs)
     assert abs(arrays.obs[1]).max() <= 0.05
     assert abs(arrays.obs[0, 2]) > 0.2
+
+
+class Giving(gym.Env[Any, Any]):
+    """Gives whatever it was made with."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, space: spaces.Space, first: Any, seen: Any, *outcome: Any) -> None:
+        self.observation_space, self.first = space, first
+        self.answer = seen, *(outcome or (1.0, False, False)), {}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return self.first, {}
+
+    def step(self, action: Any) -> Any:
+        return self.answer
+
+
+BYTES, FLOATS = spaces.Box(0, 255, (2,), np.uint8), spaces.Box(-1, 1, (2,), np.float32)
+NESTED = spaces.Dict({"a": spaces.Discrete(3, start=1), "b": FLOATS})
+ZEROS = np.zeros(2, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("env", "what"),
+    [
+        (Giving(BYTES, np.zeros(2, np.uint8), np.array([np.nan, 5.0])), "float64 [nan, 5.0]"),
+        (Giving(BYTES, np.zeros(2, np.uint8), np.array([300, 5])), "int64 [300, 5]"),
+        (Giving(BYTES, np.zeros(2, np.uint8), np.array([-1, 5], np.int16)), "int16 [-1, 5]"),
+        (Giving(FLOATS, ZEROS, np.array(["1", "2"])), "<U1 ['1', '2']"),
+        (Giving(FLOATS, ZEROS, np.array([1j, 0])), "complex128"),
+        (Giving(spaces.Discrete(4), 0, 7), "7, which is not in Discrete(4)"),
+        (Giving(spaces.MultiDiscrete([2, 3]), np.array([0, 0]), np.array([1, 3])), "[1 3], which is not in"),
+        (Giving(NESTED, {"a": 1, "b": ZEROS}, {"a": 0, "b": ZEROS}), "0, which is not in Discrete(3, start=1)"),
+        (Giving(FLOATS, ZEROS, ZEROS, "1.5", False, False), "reward is '1.5'"),
+        (Giving(FLOATS, ZEROS, ZEROS, 1.0, "no", False), "terminated is 'no'"),
+        (Giving(FLOATS, ZEROS, ZEROS, 1.0, False, None), "truncated is None"),
+        (Giving(FLOATS, ZEROS, ZEROS, np.zeros(2), False, False), "reward is array"),
+    ],
+)
+def test_what_is_not_of_the_space_is_refused(env: Giving, what: str) -> None:
+    slots = SteppedSlots(lambda: env, 1)
+    obs = empty(slots.observation_space, (1,))
+    slots.reset([0], [0], obs)
+    with pytest.raises(EnvironmentFailed) as caught:
+        slots.step(np.zeros(1, np.int64), [0], obs, np.zeros(1, np.float32), np.zeros((2, 1), bool))
+    assert what in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("space", "seen"),
+    [
+        (FLOATS, np.array([1, 0])),
+        (FLOATS, np.array([0.5, 0.25])),
+        (BYTES, np.array([255, 0])),
+        (BYTES, [1, 2]),
+        (spaces.MultiBinary(2), np.array([True, False])),
+    ],
+)
+def test_numbers_of_another_kind_that_fit_are_taken(space: spaces.Space, seen: Any) -> None:
+    slots = SteppedSlots(lambda: Giving(space, seen, seen, np.float16(2), np.bool_(True), 0), 1)
+    obs, reward, ended = empty(space, (1,)), np.zeros(1, np.float32), np.zeros((2, 1), bool)
+    slots.reset([0], [0], obs)
+    slots.step(np.zeros(1, np.int64), [0], obs, reward, ended)
+    assert obs[0].tolist() == [float(one) for one in seen]
+    assert (reward[0], *ended[:, 0]) == (2, True, False)
+
+
+def test_when_one_cannot_be_made_the_others_are_closed() -> None:
+    opened: list[str] = []
+
+    class Fragile(Giving):
+        def __init__(self) -> None:
+            if len(opened) == 3:
+                raise OSError("no more of them")
+            super().__init__(FLOATS, ZEROS, ZEROS)
+            opened.append("open")
+
+        def close(self) -> None:
+            opened[opened.index("open")] = "closed"
+
+    with pytest.raises(OSError, match="no more"):
+        SteppedSlots(Fragile, 4)
+    assert opened == ["closed"] * 3

@@ -42,7 +42,7 @@ def failure(call: Any, *args: Any) -> EnvironmentFailed:
 PROBLEMS = {
     "raises": "step of the environment raised RuntimeError: the simulator broke down",
     "shape": "step of the environment raised ValueError: an observation of shape (2,), where its space says (3,)",
-    "type of reward": "step of the environment raised TypeError: float() argument must be a string or a real number",
+    "type of reward": "step of the environment raised TypeError: reward is {'points': 3}, of type dict",
     "nan": "step of the environment gave an observation of [nan, nan, nan]",
     "infinite": "step of the environment gave an observation of [1.0, inf, ",
     "nan reward": "step of the environment gave a reward of [nan]",
@@ -183,7 +183,7 @@ def test_the_error_travels() -> None:
 
 
 def test_an_environment_that_answers_with_nothing() -> None:
-    """What is missing becomes NaN in an array of numbers, and is told as such."""
+    """What is missing would become NaN in an array of numbers."""
 
     class Silent(Counting):
         def step(self, action: Any) -> Any:
@@ -193,4 +193,4 @@ def test_an_environment_that_answers_with_nothing() -> None:
     envs = [Silent(0, [3])]
     policy = make_policy(envs[0].observation_space, envs[0].action_space, hidden=(4,), seed=0)
     error = failure(Collector(slots_of("stepped", envs), policy, seed=0, shard=0).episodes, [1])
-    assert error.problem == "step of the environment gave a reward of [nan]"
+    assert error.problem == "step of the environment raised TypeError: reward is None, of type NoneType"

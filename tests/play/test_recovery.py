@@ -313,6 +313,52 @@ def test_a_fragment_with_what_is_not_finite_is_played_again(what: str) -> None:
         assert array.tobytes() == before[name].tobytes()
 
 
+def apart(parts: Sequence[Batch]) -> list[Any]:
+    """Return the transitions from one episode into another that are said to go on."""
+    return [
+        (obs, after)
+        for part in parts
+        for obs, after, discount in zip(part["obs"].tolist(), part["next_obs"].tolist(), part["discount"], strict=True)
+        if obs[:2] != after[:2] and discount
+    ]
+
+
+@pytest.mark.parametrize("how", ["not finite", "not brought back"])
+def test_steps_that_wait_for_others_are_cut_short_when_all_episodes_are_dropped(how: str) -> None:
+    """Of the fragment before: what follows is of other episodes, in every slot."""
+    envs = [Counting(0, [9]), Counting(1, [9], Fault("nan", 0, 5) if how == "not finite" else None), Counting(2, [9])]
+    collector, make, parts = collector_of(envs), MakeTransitions(0.5, 3), list[Batch]()
+    running, policy = (
+        RunningReturns(),
+        make_policy(
+            Counting.observation_space, Counting.action_space, hidden=(4,), seed=0, kind="actor-critic", normalise=True
+        ),
+    )
+    first = collector.fragment(4)
+    parts.append(make(first))
+    judged(policy, first, 0.5, running)
+    cut, held = sequences(first, 3, 0)
+    if how == "not brought back":
+        saved = {name: value for name, value in collector.saved().items() if name != "history"}
+        collector = collector_of([Counting(3, [9]), Counting(4, [9])])
+        assert not collector.resume(saved)
+    with np.errstate(invalid="ignore"):
+        second = collector.fragment(4, 1)
+    assert second["anew"].tolist() == [True, True]
+    assert second["obs"][0, :, 2].tolist() == [0, 0]
+    parts.append(make(second))
+    assert apart(parts) == []
+    ends = {tuple(row): (reward, discount) for row, reward, discount in zip(
+        parts[1]["obs"].tolist(), parts[1]["reward"], parts[1]["discount"], strict=True)}  # fmt: skip
+    assert ends[0, 1, 3] == (4, 0.5), "the last one that was held back has its own reward, and a value after it"
+    cut, _ = sequences(second, 3, 0, held)
+    assert cut["mask"][:2].tolist() == [[False, True, True]] * 2
+    assert "anew" not in collector.fragment(4, 2)
+    found = judged(policy, second, 0.5, running).batch
+    assert found["running_return"][0].tolist() == second["reward"][0].tolist()
+    assert "anew" not in found
+
+
 def test_whole_episodes_with_what_is_not_finite_are_played_again() -> None:
     with np.errstate(invalid="ignore"):
         batch = collector_of(failing("nan", 1, 1, [2, 5])).episodes([2, 2])

@@ -141,9 +141,23 @@ def test_a_space_that_cannot_be_written_is_named(space: spaces.Space, said: str)
         ({"type": "Box", "low": [1, 2], "high": 1, "shape": [3], "dtype": "float32"}, "describes no Box space"),
         ({"type": "Box", "low": "x", "high": 1, "shape": [3], "dtype": "float32"}, "describes no Box space"),
         ({"type": "Box", "low": 0, "high": 1, "shape": [3], "dtype": "object"}, "describes no Box space"),
+        ({"type": ["Box"]}, "describes no space"),
+        ({"type": "Box", "low": 0, "high": 1, "shape": [10**14], "dtype": "float32"}, "100,000,000,000,000 numbers"),
+        ({"type": "Box", "low": 0, "high": 1, "shape": [10**9, "a"], "dtype": "float32"}, "are no sizes"),
+        ({"type": "MultiBinary", "n": 10**14}, "100,000,000,000,000 numbers"),
+        ({"type": "Tuple", "spaces": [{"type": "Box", "low": 0, "high": 1, "shape": [2**25], "dtype": "int8"}] * 3},
+         "a Tuple space of 100,663,296 numbers is refused"),
         ({"type": "Dict", "spaces": [["a", {"type": "Discrete"}]]}, "a Discrete space has no 'dtype'"),
     ],
-)
+)  # fmt: skip
 def test_what_describes_no_space_is_an_error(doc: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
+        space_from_json(doc)
+
+
+def test_a_space_within_too_many_others_is_an_error() -> None:
+    doc: Any = {"type": "Discrete", "n": 2, "start": 0, "dtype": "int64"}
+    for _ in range(500):
+        doc = {"type": "Tuple", "spaces": [doc]}
+    with pytest.raises(ConfigError, match="too many others within one another"):
         space_from_json(doc)

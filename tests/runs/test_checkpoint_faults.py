@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from raceway.errors import CheckpointError
-from raceway.runs import blocks
+from raceway.runs import blocks, disk
 from raceway.runs.checkpoints import Checkpoint, Checkpoints
 from raceway.runs.manifests import SCHEMA
 from tests.runs.saving_program import save, state_of
@@ -121,6 +121,56 @@ def test_files_that_are_no_more_what_they_were(two: Path, caplog: pytest.LogCapt
             elif how == "longer":
                 path.write_bytes(content + b"\0")
             assert assert_found_out(two, [path], caplog) > 0
+
+
+@pytest.mark.parametrize("name", [".", "blocks", "000000000020"])
+def test_a_folder_that_is_a_link_is_refused(two: Path, name: str) -> None:
+    """What is removed from it would be removed from wherever it leads."""
+    elsewhere = two.parent / "elsewhere"
+    os.rename(two / name, elsewhere)
+    (two / name).symlink_to(elsewhere)
+    with pytest.raises(CheckpointError, match=rf"it is a link, to {elsewhere}"):
+        Checkpoints(two).find().state()
+    if name != "000000000020":
+        with pytest.raises(CheckpointError, match="it is a link"):
+            save(str(two), 30)
+
+
+def test_only_blocks_are_swept_away(two: Path) -> None:
+    (two / "blocks" / "thesis.npy").touch()
+    (two / "blocks" / ("0" * 64 + ".npy")).touch()
+    (two / "blocks" / "half.new").touch()
+    (two / "blocks" / "docs").mkdir()
+    (two / "blocks" / "docs" / "thesis.txt").touch()
+    save(str(two), 30)
+    left = {path.name for path in (two / "blocks").iterdir()}
+    needed = {name for one in Checkpoints(two).all() for names in one.manifest["blocks"].values() for name in names}
+    assert left == {"thesis.npy", "docs", *(f"{name}.npy" for name in needed)}
+    assert (two / "blocks" / "docs" / "thesis.txt").exists()
+
+
+def test_a_file_that_is_written_aside_goes_nowhere_else(two: Path) -> None:
+    precious = two.parent / "precious"
+    precious.write_text("precious")
+    before = {path.name for path in (two / "blocks").iterdir()}
+    save(str(two), 30)
+    (name,) = list({path.name for path in (two / "blocks").iterdir()} - before)[:1]
+    (two / "blocks" / name).unlink()
+    put_at = (two / "blocks" / name).with_suffix(".new")
+    put_at.symlink_to(precious)
+    disk.put(put_at, b"new")
+    assert (precious.read_text(), put_at.read_bytes(), put_at.is_symlink()) == ("precious", b"new", False)
+
+
+def test_a_state_that_no_memory_holds_is_corrupt(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*_: Any) -> Any:
+        raise MemoryError
+
+    for name in ("decode", "load_tensors"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"raceway.runs.checkpoints.{name}", none_left)
+            with pytest.raises(CheckpointError, match="cannot be read"):
+                Checkpoints(two).find().state()
 
 
 def test_files_that_are_swapped(two: Path, caplog: pytest.LogCaptureFixture) -> None:

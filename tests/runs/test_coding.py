@@ -235,6 +235,8 @@ HOSTILE: list[Any] = [
     {"$": "array", "v": []}, {"$": "scalar", "dtype": "O", "v": 1}, {"$": "scalar", "dtype": "V9", "v": 10**15},
     {"$": "scalar", "dtype": [["a", "O"]], "v": 1}, {"$": "scalar", "dtype": "<i8", "v": 10**40},
     {"$": "scalar", "dtype": "<i8", "v": {"raw": 3}}, {"$": "scalar", "dtype": "nonsense", "v": 1},
+    {"$": "scalar", "dtype": "S", "v": 10**9}, {"$": "scalar", "dtype": "U", "v": 3}, {"$": "scalar", "dtype": "<f8"},
+    {"$": "scalar", "dtype": "<i8", "v": "1"}, {"$": "scalar", "dtype": "<f8", "v": [[1.0]]},
     {"$": "generator", "v": {"bit_generator": "os"}}, {"$": "generator", "v": 3}, {"$": "generator", "v": {}},
     {"$": "generator", "v": {"bit_generator": "PCG64", "state": {"state": -1, "inc": 2}}},
     {"$": "generator", "v": {"bit_generator": "MT19937", "state": {"key": [1] * 624, "pos": 10**6}}},

@@ -74,6 +74,30 @@ def test_many_differences_are_counted() -> None:
     assert labels("runs") == [("ppo a=1 b=1 c=1 d=1 and 2 others", 1), ("ppo a=2 b=2 c=2 d=2 and 2 others", 1)]
 
 
+def test_no_two_groups_have_one_name(say: Callable[..., list[str]]) -> None:
+    make_run(Path("runs/a"), a=1, b=1, c=1, d=1, e=1)
+    make_run(Path("runs/b"), a=1, b=1, c=1, d=1, e=2)
+    make_run(Path("runs/c"), a=2, b=2, c=2, d=2, e=2)
+    make_run(Path("runs/d"), a=1, b=1, c=1, d=1, e="2")  # which is written as 2
+    named = [label for label, _ in labels("runs")]
+    assert named == [
+        "ppo a=1 b=1 c=1 d=1 e=1", "ppo a=1 b=1 c=1 d=1 e=2", "ppo a=2 b=2 c=2 d=2 and 1 other",
+        "ppo a=1 b=1 c=1 d=1 e=2 (2)",
+    ]  # fmt: skip
+    (line,) = say(compare, "runs", "--json")
+    assert list(json.loads(line)["envs"]["CartPole-v1"]["groups"]) == named
+
+
+def test_a_text_is_no_value_of_a_metric(say: Callable[..., list[str]]) -> None:
+    make_run(Path("runs/a"), [1.0, 2.0], stopped_by=None, more=[{}, {"rollout/ep_rew_mean": "abc", "time/fps": "x"}])
+    make_run(Path("runs/b"), [5.0])
+    with pytest.raises(ConfigError, match="none of these runs has a value"):
+        compare(["runs/a"])
+    assert len(say(list_runs, "runs")) == 3
+    (group,), _ = group_runs(["runs/a"])
+    assert curves_of(group, "time/total_timesteps", "rollout/ep_rew_mean").seeds[0][1].tolist() == [1.0]
+
+
 def test_a_setting_that_older_runs_did_not_have_is_no_difference_if_it_is_unset() -> None:
     make_run(Path("runs/a"), seed=0)
     make_run(Path("runs/b"), seed=1, clip=None)
@@ -240,6 +264,15 @@ def test_of_one_seed_no_interval_is_given(say: Callable[..., list[str]]) -> None
     assert "  One seed only, so that no interval can be given: ppo." in lines
 
 
+def test_an_environment_in_which_nothing_has_ended_is_told_of(say: Callable[..., list[str]]) -> None:
+    make_run(Path("runs/a"), [1.0, 2.0])
+    make_run(Path("runs/b"), [None, None], env="Acrobot-v1")
+    lines = say(compare, "runs")
+    assert "Acrobot-v1: mean return of the last 100 episodes" in lines
+    assert "  ppo, seed 0: left out, it has no rollout/ep_rew_mean." in lines
+    assert "Acrobot-v1, ppo: left out, it has no rollout/ep_rew_mean." in say(plot, "runs")
+
+
 def test_evaluations_can_be_compared(say: Callable[..., list[str]]) -> None:
     rows = [{"eval/mean_reward": 3.0}, {"eval/mean_reward": 8.0}, {}]
     make_run(Path("runs/a"), [1.0, 1.0, 1.0], more=rows)
@@ -303,10 +336,14 @@ def test_runs_are_listed_the_newest_last(say: Callable[..., list[str]], monkeypa
 def test_a_run_that_cannot_be_read_does_not_hide_the_others(say: Callable[..., list[str]]) -> None:
     make_run(Path("mine/a"))
     make_run(Path("mine/b"))
+    make_run(Path("mine/c"))
     Path("mine/a/config.json").write_text("{")
-    _, row, error = say(list_runs, "mine")
+    Path("mine/c/metrics.jsonl").unlink()
+    Path("mine/c/metrics.jsonl").symlink_to("/dev/zero")
+    _, row, *errors = say(list_runs, "mine")
     assert row.startswith("mine/b ")
-    assert error.startswith("mine/a/config.json cannot be read")
+    assert errors[0].startswith("mine/a/config.json cannot be read")
+    assert errors[1].startswith("mine/c/metrics.jsonl cannot be read")
 
 
 def test_listing_nothing_says_what_to_do() -> None:

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import re
 from pathlib import Path
 
@@ -91,11 +92,28 @@ def test_a_whole_last_line_without_its_end_is_kept(tmp_path: Path) -> None:
     assert read_run(path).timesteps == 200
 
 
-def test_a_bad_line_elsewhere_is_told(tmp_path: Path) -> None:
-    path = make_run(tmp_path / "run", [1.0])
-    with (path / "metrics.jsonl").open("a") as lines:
-        lines.write("oops\n" + json.dumps(row_of(3, 5.0)) + "\n")
-    with pytest.raises(ConfigError, match=r"line 2 of .*metrics\.jsonl is no row of metrics: b'oops'"):
+def test_a_summary_that_makes_no_sense_is_named(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run")
+    for text in ("[1]", "{}", '{"env": 5}', "x"):
+        (path / "summary.json").write_text(text)
+        with pytest.raises(ConfigError, match=re.escape(str(path / "summary.json"))):
+            read_run(path)
+
+
+def test_what_is_no_number_is_no_figure(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run", [1.0], stopped_by=None, more=[{"rollout/ep_rew_mean": "abc"}])
+    assert read_run(path).mean_return is None
+    path = make_run(tmp_path / "other", [1.0], stopped_by=None, more=[{"time/total_timesteps": "abc"}])
+    assert read_run(path).timesteps == 0
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run", stopped_by=None)
+    os.mkfifo(path / "lock")
+    assert not is_running(path)
+    (path / "metrics.jsonl").unlink()
+    os.mkfifo(path / "metrics.jsonl")
+    with pytest.raises(ConfigError, match=r"metrics.jsonl cannot be read: .*it is no file"):
         _ = read_run(path).metrics
 
 
@@ -140,6 +158,9 @@ def test_a_run_of_a_newer_program_is_refused(tmp_path: Path) -> None:
 
 def test_without_a_start_it_is_the_age_of_the_file(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", started="yesterday")
+    assert read_run(path).started == (path / "config.json").stat().st_mtime
+    about = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(about | {"started": 5}))
     assert read_run(path).started == (path / "config.json").stat().st_mtime
 
 

@@ -2,6 +2,7 @@
 
 import math
 import os
+import resource
 import signal
 import struct
 import subprocess
@@ -141,6 +142,23 @@ def test_a_full_disk_is_told_once_and_does_no_harm(tmp_path: Path, caplog: pytes
     events.close()
     assert len(caplog.messages) == 1
     assert "No space left" in caplog.text
+
+
+def test_a_full_disk_leaves_no_torn_record(tmp_path: Path) -> None:
+    """Behind one, TensorBoard finds nothing any more."""
+    clock = Clock()
+    events = Events(tmp_path, clock=clock)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for number in range(1, 40):
+        if number == 10:
+            events.flush()
+            resource.setrlimit(resource.RLIMIT_FSIZE, (events.path.stat().st_size + 100, before[1]))
+        if number == 30:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        clock.now += 10.0
+        events.add(row_of(number, 1.0) | {"train/" + "long" * 4000: 1.0})
+    events.close()
+    assert list(scalars_in(tmp_path)) == [*range(100, 1000, 100), *range(3000, 4000, 100)]
 
 
 KILLED = """
