@@ -215,9 +215,16 @@ class EngineCore:
         """Take the message's memory out of the caller's hands."""
         message.payload = owned(message.payload)
 
-    def send(self, actor: Actor, message: Message, *, timeout: float | None = None) -> Future[Any]:
+    def send(
+        self,
+        actor: Actor,
+        message: Message,
+        *,
+        timeout: float | None = None,
+        told: Callable[[Future[Any]], None] | None = None,
+    ) -> Future[Any]:
         """Run a call."""
-        future: Future[Any] = Future(self, actor, message.method, timeout)
+        future: Future[Any] = Future(self, actor, message.method, timeout, told)
         with self.lock:
             self.dispatch(self._own(actor), message, future)
         self.flush()

@@ -112,7 +112,12 @@ class Future(Generic[T]):
     )
 
     def __init__(
-        self, engine: Waiting, actor: Actor | None = None, method: str = "", timeout: float | None = None
+        self,
+        engine: Waiting,
+        actor: Actor | None = None,
+        method: str = "",
+        timeout: float | None = None,
+        told: Callable[[Future[T]], None] | None = None,
     ) -> None:
         self.actor = actor
         self.method = method
@@ -124,7 +129,7 @@ class Future(Generic[T]):
         self._engine = engine
         self._state = _PENDING
         self._content: Any = None
-        self._listeners: list[Callable[[Future[T]], None]] | None = None
+        self._listeners: list[Callable[[Future[T]], None]] | None = None if told is None else [told]
 
     def done(self) -> bool:
         """Whether there is a result or a failure."""
@@ -350,8 +355,22 @@ class Engine(Waiting, Protocol):
             kwargs: keyword arguments.
         """
 
-    def send(self, actor: Actor, message: Message, *, timeout: float | None = None) -> Future[Any]:
-        """Run a call. `timeout` is its deadline: seconds from the start of its execution until the actor is killed."""
+    def send(
+        self,
+        actor: Actor,
+        message: Message,
+        *,
+        timeout: float | None = None,
+        told: Callable[[Future[Any]], None] | None = None,
+    ) -> Future[Any]:
+        """Run a call.
+
+        Args:
+            actor: that runs it.
+            message: the call.
+            timeout: its deadline: seconds from the start of its execution until the actor is killed.
+            told: a callback of the future, there from its beginning, which is cheaper than to add one.
+        """
 
     def call(self, actor: Actor, method: str, /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Short for `send(actor, message(method, args, kwargs))`."""

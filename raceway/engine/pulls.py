@@ -116,9 +116,8 @@ class Pulls(Generic[G]):
                 self._send(guest)
 
     def _send(self, guest: G) -> None:
-        future = guest.engine.send(guest.actor, guest.request, timeout=guest.failures.deadline)
-        guest.out.append(future)
-        future.add_done_callback(self._callbacks[guest])
+        deadline, told = guest.failures.deadline, self._callbacks[guest]
+        guest.out.append(guest.engine.send(guest.actor, guest.request, timeout=deadline, told=told))
 
     def awaited(self) -> tuple[list[Future[Any]], int] | None:
         """Return the requests that are not done, and how many must be before there is anything to do."""
@@ -142,24 +141,30 @@ class Pulls(Generic[G]):
 
     def take_in(self) -> Iterator[tuple[G, Any, int]]:
         """Yield what has come, each with the guest it came from and its size in bytes."""
-        while self.arrivals:
-            guest, future, payload = self.arrivals.popleft()
-            if not guest.out or guest.out[0] is not future:
+        arrivals = self.arrivals
+        while arrivals:
+            guest, future, payload = arrivals.popleft()
+            out, answer, size = guest.out, None, 0
+            if not out or out[0] is not future:
                 continue  # of a life that was given up
-            try:  # the shortest way, which is the usual one
-                answer = guest.engine.decode(payload) if payload is not None and guest.hook is None else None
-            except Exception:
-                answer = None
-            answer = guest.answer(future) if answer is None else answer
-            if isinstance(answer, BaseException):
-                self._failed(guest, answer)
-            else:
-                guest.out.popleft()
-                self.num_out -= 1
-                if guest.moves:
-                    self._free.add(guest.actor)
-                    self._deal()
-                yield guest, answer, payload.size if payload is not None else 0
+            if payload is not None:
+                size = payload.size if payload.buffers else len(payload.body)
+                if guest.hook is None:  # the shortest way, which is the usual one
+                    try:
+                        answer = guest.engine.decode(payload)
+                    except Exception:
+                        pass  # the future will say
+            if answer is None:
+                answer = guest.answer(future)
+                if isinstance(answer, BaseException):
+                    self._failed(guest, answer)
+                    continue
+            out.popleft()
+            self.num_out -= 1
+            if guest.moves:
+                self._free.add(guest.actor)
+                self._deal()
+            yield guest, answer, size
 
     def _failed(self, guest: G, error: BaseException) -> None:
         num_asked, lost = len(guest.out), len(guest.out) + guest.num_held

@@ -55,9 +55,8 @@ class Gather(Stage):
         self.meter = Meter(newest=run.newest_version)
         self.run, self.num_async, self.given, self.waiting = run, num_async, run.given, run.waiting
         self.lanes = [Lane(index, plan, run, run.numbers[node]) for index, plan in enumerate(plans)]
-        self.pulls = Pulls(self.lanes, run.news, lambda *told: run.happened(*told), isinstance(self, GatherSync))
-        self.busy = self.pulls
-        self.ready: deque[tuple[int, Item]] = deque()  # what has come, with the number of its lane
+        self.busy = self.pulls = Pulls(self.lanes, run.news, lambda *told: run.happened(*told), type(self) is GatherSync)
+        self.ready: deque[tuple[int, tuple[Any, Envelope]]] = deque()  # what has come, with the number of its lane
         self.opened = self.begun = False  # the shards, and asking them
 
     def open(self) -> None:
@@ -78,7 +77,8 @@ class Gather(Stage):
             self.ready.append((lane.index, (value, envelope)))
             self.meter.items += 1
             self.meter.bytes += num_bytes
-            lane.reports[-1] = lane.reports[-1] if report is None else report
+            if report is not None:
+                lane.reports[-1] = report
             if self.run.observed:
                 self.run.arrived(lane, envelope)
 
@@ -124,11 +124,11 @@ class GatherSync(Gather):
         self.begun = False
         if not self.ready:
             return Word.END
-        items = [item for _, item in sorted(self.ready, key=itemgetter(0))]
+        items = sorted(self.ready, key=itemgetter(0))
         self.ready.clear()
-        for _, seal in items:
+        for _, (_, seal) in items:
             self.meter.saw(seal)
-        return [value for value, _ in items], tuple([seal for _, seal in items])
+        return [value for _, (value, _) in items], tuple([seal for _, (_, seal) in items])
 
 
 class GatherAsync(Gather):
@@ -145,10 +145,10 @@ class GatherAsync(Gather):
         if self.pulls.arrivals:
             self.take_in()
         if self.ready:
-            index, item = self.ready.popleft()
-            self.meter.saw(item[1])
+            index, (value, seal) = self.ready.popleft()
+            self.meter.saw(seal)
             self.given.append((self.pulls, self.lanes[index]))
-            return item
+            return value, seal
         if not self.pulls.num_out:
             return Word.END
         self.waiting.append(self.meter)

@@ -37,11 +37,11 @@ class Union(Stage):
     ) -> None:
         self.meter = Meter()
         self.run, self.node, self.inputs, self.turns, self.limits = run, node, inputs, turns, limits
-        self.open = list(inputs)  # those that have not ended
+        self.open, self.all_emit = list(inputs), all(one.emits for one in inputs)  # those that have not ended
         self.next = self._next_in_turn if in_turn else self._next_ready
 
     def poll(self) -> Item | Word:
-        while [one for one in self.open if one.emits]:
+        while self.open if self.all_emit else [one for one in self.open if one.emits]:
             found = self.next()
             if isinstance(found, Word):
                 self.run.blocked.append(self)

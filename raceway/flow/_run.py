@@ -82,7 +82,7 @@ class Run(Observed, AbstractContextManager["Run[T_co]"], Iterator[T_co], Generic
         if self._straight and self.given:  # nothing is held on the way here: what has not come is to be waited for
             self.given.ask()
             self.waiting[:] = [one.meter for one in self._straight if one.pulls]
-            if self.waiting and not any(one.ready or one.pulls.arrivals or not one.begun for one in self._straight):
+            if not [one for one in self._straight if one.ready or one.pulls.arrivals or not one.begun] and self.waiting:
                 self.block()
         while not self._closed:
             self.news.clear()

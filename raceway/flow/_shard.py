@@ -63,7 +63,7 @@ def calls(method: str, *, actor: Any = given, shard: Shard = given, number: int 
     asked = asked_for(function, ("number", "shard"), "behind create()")
     while True:
         gifts, number = {"number": number, "shard": shard}, number + 1
-        yield function(**{name: gifts[name] for name in asked})
+        yield function(**{name: gifts[name] for name in asked}) if asked else function()
 
 
 def once(items: list[Iterator[Any]]) -> Iterator[Any]:
@@ -148,7 +148,7 @@ class RunningShard:
         report = None
         if now >= self._report_at:
             self._report_at, report = now + _REPORT_SECONDS, self.report()
-        held = sum([op.num_held for op in self._row[1:]])
+        held = sum([op.num_held for op in self._row[1:]]) if len(self._row) > 1 else 0
         return answer[0], unsealed(answer[1])[1:6], [op.position for op in self._marked], held, report
 
     def report(self) -> list[tuple[Any, ...]]:

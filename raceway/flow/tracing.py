@@ -44,7 +44,7 @@ class Meter:
 
     def saw(self, seal: Seal) -> None:
         """Note how far an item's version is behind the newest."""
-        version = unsealed(seal).version
+        version = seal.version if type(seal) is Envelope else unsealed(seal).version
         if version is not None and self.newest is not None:
             lag = max(0, (self.newest() or 0) - version)
             self.lag_sum += lag
