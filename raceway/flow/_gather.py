@@ -55,7 +55,7 @@ class Gather(Stage):
         self.meter = Meter(newest=run.newest_version)
         self.run, self.num_async, self.given, self.waiting = run, num_async, run.given, run.waiting
         self.lanes = [Lane(index, plan, run, run.numbers[node]) for index, plan in enumerate(plans)]
-        self.busy = self.pulls = Pulls(self.lanes, run.news, lambda *told: run.happened(*told), type(self) is GatherSync)
+        self.busy = self.pulls = Pulls(self.lanes, run.news, lambda *one: run.happened(*one), type(self) is GatherSync)
         self.ready: deque[tuple[int, tuple[Any, Envelope]]] = deque()  # what has come, with the number of its lane
         self.opened = self.begun = False  # the shards, and asking them
 
