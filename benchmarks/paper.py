@@ -103,11 +103,14 @@ def as_flow(run: Iterator[dict[str, Any]], training: Training) -> Iterator[int]:
         before = training.report.timesteps
 
 
-def rate_of(program: Iterator[int], seconds: float) -> Callable[[], float]:
-    """Return a function that reads a program for a while, and returns its steps a second."""
+def rate_of(program: Iterator[int], seconds: float, num_old: int) -> Callable[[], float]:
+    """Return a function that reads a program for a while, and returns its steps a second.
+
+    So many batches before are of what was played, or asked for, while the other sides had their turns.
+    """
 
     def read() -> float:
-        for _ in range(IN_FLIGHT + 2):  # all that was played, or asked for, while the other sides had their turns
+        for _ in range(num_old):
             next(program)
         steps, begin = 0, time.perf_counter()
         while time.perf_counter() - begin < seconds:
@@ -126,15 +129,16 @@ def compare(settings: dict[str, Any], num_workers: int, seconds: float, pairs: i
         # A flow counts the fragment that is being dealt with among those a shard may have out.
         return Training(found, found.settings(**settings, **shards, num_async=IN_FLIGHT + 1, stop_seconds=1e9))
 
+    num_old = -(-(IN_FLIGHT + 1) * num_workers // settings["num_fragments"])
     sides: dict[str, Callable[[], float]] = {}
     with ExitStack() as stack:
         stack.enter_context(one_thread())
         for name in ("ray", "process"):
             one = training(name)
             plan = stack.enter_context(one.planned(run=True))
-            sides[name] = rate_of(as_flow(stack.enter_context(plan.start()), one), seconds)
+            sides[name] = rate_of(as_flow(stack.enter_context(plan.start()), one), seconds, num_old)
             if name == "ray":  # which has started Ray
-                sides["by_hand"] = rate_of(by_hand(training("ray")), seconds)
+                sides["by_hand"] = rate_of(by_hand(training("ray")), seconds, num_old)
         for read in sides.values():
             read()
         found: list[dict[str, float]] = []

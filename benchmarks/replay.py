@@ -9,6 +9,7 @@ time, a policy for a batch of one, the library's own buffer and loss.
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import statistics
 import subprocess
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -280,24 +282,69 @@ def phases(metrics: dict[str, Any]) -> dict[str, float]:
 
 
 def parallel_sampling(report: Report, blocks: int, length: float) -> None:
-    """Run the two commands, with work that computes and with work that waits."""
+    """Run the two commands, with work that computes and with work that waits.
+
+    What computes can be no faster than the machine lets four processes be, so the same work is done by four bare ones
+    between the runs: cores that are shared with others are worth less than two.
+    """
     common = ("--replay", "sharded", "--replay-shards", "4")
     for what, work, bar in (
         ("computes", ("--sample-work", "4096"), 1.8),
         ("waits", ("--sample-wait", "5"), 3.7),
     ):
-        sample, collect = [], []
-        for _ in range(3):
+        sample, collect, bare = [], [], []
+        for _ in range(7):
             one, four = (phases(run_example(*common, *work, "--sample-parallelism", number)) for number in "14")
             sample.append(one["sample"] / four["sample"])
             collect.append(one["collect"] / four["collect"])
+            bare += four_bare_processes() if what == "computes" else []
+        more = {"four_bare_processes": statistics.median(bare)} if bare else {}
         report.row(
             f"sampling that {what}, 4 shards, parallelism 4 / 1: sample phase",
             f"at least {bar}",
             statistics.median(sample) >= bar,
             ratio=statistics.median(sample),
             collect_ratio=statistics.median(collect),
+            **more,
         )
+
+
+BARE = """
+{work}
+import sys
+for line in sys.stdin:
+    for _ in range(int(line)):
+        work(4096)
+    print(flush=True)
+"""
+
+
+def four_bare_processes(batch: int = 64, times: int = 5) -> list[float]:
+    """Return how much faster four processes do the work of a batch than one of them, with nothing around it."""
+    sys.path.insert(0, str(EXAMPLE.parent))
+    from replay_buffer import work
+
+    program, pipes = BARE.format(work=inspect.getsource(work)), {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with ExitStack() as stack:
+        command = [sys.executable, "-c", program]
+        processes: list[Any] = [
+            stack.enter_context(subprocess.Popen(command, text=True, **pipes))  # type: ignore[call-overload]
+            for _ in range(4)
+        ]
+
+        def taken(workers: list[Any]) -> float:
+            begin = time.perf_counter()
+            for worker in workers:
+                print(batch // len(workers), file=worker.stdin, flush=True)
+            for worker in workers:
+                worker.stdout.readline()
+            return time.perf_counter() - begin
+
+        taken(processes)
+        found = [taken(processes[:1]) / taken(processes) for _ in range(times)]
+        for worker in processes:
+            worker.stdin.close()
+    return found
 
 
 def cheap_sampling(report: Report, blocks: int, length: float) -> None:

@@ -247,7 +247,7 @@ class Training:
             watcher.saved(report.timesteps)
 
     def _state(self, run: Any) -> Any:
-        flow = run.state()  # first: what is under way comes to its end
+        flow = run.state(shared=True)  # first: what is under way comes to its end
         return {"learner": self.learner.state(), "flow": flow, "evaluations": self.evaluations.state()}
 
     def _limit(self) -> str | None:

@@ -124,8 +124,8 @@ class Run(Observed, AbstractContextManager["Run[T_co]"], Iterator[T_co], Generic
         for meter in self.waiting:
             meter.waiting += time.perf_counter() - begin
 
-    def state(self, *, in_flight: str = "drain") -> dict[str, Any]:
-        """Return everything needed to go on from here, for `Iter.restore`.
+    def state(self, *, in_flight: str = "drain", shared: bool = False) -> dict[str, Any]:
+        """Return everything needed to go on from here, for `Iter.restore`; `shared` only until the next item is read.
 
         Items that were asked for and not read yet are waited for and kept (`drain`), or left out (`drop`).
         """
@@ -138,8 +138,8 @@ class Run(Observed, AbstractContextManager["Run[T_co]"], Iterator[T_co], Generic
             while stage.busy:
                 self.block()
                 stage.take_in()
-        stages = {self.numbers[node]: stage.state() for node, stage in self.stages.items()}
-        return {"plan": [node.label for node in self.nodes], "stages": copy.deepcopy(detached(stages))}
+        stages = detached({self.numbers[node]: stage.state() for node, stage in self.stages.items()})
+        return {"plan": [node.label for node in self.nodes], "stages": stages if shared else copy.deepcopy(stages)}
 
     def _restore(self, state: dict[str, Any]) -> None:
         plan = [node.label for node in self.nodes]

@@ -170,6 +170,19 @@ def test_restore_is_what_the_next_iteration_goes_on_from(actors: list[Actor]) ->
     assert next(iter(flow)) == [0, 1]
 
 
+def test_a_shared_state_is_not_copied() -> None:
+    """Which matters for replay of gigabytes. It is what the others would be, until the flow goes on."""
+    with Iter.from_items([np.zeros(3), np.ones(3), np.ones(3)]).batch(2).start() as run:
+        next(run)
+        held: Any = run._root
+        held.held.append((np.arange(3), ()))
+        copied, shared = run.state(), run.state(shared=True)
+        number = run.numbers[run.nodes[-1]]
+        assert shared["stages"][number]["held"][0][0] is held.held[0][0]
+        assert copied["stages"][number]["held"][0][0] is not held.held[0][0]
+        np.testing.assert_equal(copied, shared)
+
+
 def test_a_state_of_another_flow_is_refused(actors: list[Actor]) -> None:
     flow = ParIter.from_range(12, actors).gather_sync()
     run = iter(flow)
