@@ -184,6 +184,7 @@ def test_the_list_has_every_algorithm(capsys: pytest.CaptureFixture[str]) -> Non
     ("engine", "number", "code", "reason"),
     [
         ("inline", signal.SIGINT, 130, "interrupt"),
+        ("inline", signal.SIGTERM, 143, "terminated"),
         ("process", signal.SIGINT, 130, "interrupt"),
         ("process", signal.SIGTERM, 143, "terminated"),
     ],

@@ -37,6 +37,7 @@ SYNCHRONOUS: dict[str, dict[str, Any]] = {
         "buffer_size": 150, "target_every": 5, "steps_per_update": 16,
     },
     "maml point": {"num_envs": 8, "num_shards": 2},
+    "maml cheetah-direction": {"num_envs": 4, "num_shards": 2, "env_kwargs": {"max_episode_steps": 30}},
     "reinforce HalfCheetah-v5": {
         "episodes_per_iter": 2, "num_envs": 2, "num_shards": 2, "env_kwargs": {"max_episode_steps": 40},
     },
@@ -104,7 +105,19 @@ def test_on_ray_too(ray_session: None) -> None:
     assert_same("whole", "parts")
 
 
-@pytest.mark.parametrize("name", ["dqn cartpole", "ppo HalfCheetah-v5"])
+def test_a_schedule_that_ends_with_the_run_goes_on_too() -> None:
+    """The step size is that of the whole run, wherever it was stopped."""
+    algorithm, settings = settings_of("ppo cartpole")
+    settings |= {"total_timesteps": 8 * 128, "lr_end": 0.0, "eval_every": 300, "eval_episodes": 2}
+    train(algorithm, run_dir="whole", engine="inline", **settings)
+    train(algorithm, run_dir="parts", engine="inline", iterations=3, **settings)
+    assert resume("parts", iterations=10**6).summary["stopped_by"] == "total_timesteps"
+    assert_same("whole", "parts")
+
+
+@pytest.mark.parametrize(
+    "name", [*(name for name in SYNCHRONOUS if "cartpole" in name), "maml point", "ppo HalfCheetah-v5"]
+)
 def test_saving_changes_nothing(name: str) -> None:
     """Neither by steps, nor by the clock, however often."""
     algorithm, settings = settings_of(name)

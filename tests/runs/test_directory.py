@@ -4,6 +4,7 @@ import json
 import os
 import random
 import resource
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -163,3 +164,20 @@ def test_metrics_of_somebody_else_are_not_written_over(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"metrics.jsonl is there already"):
         RunDirectory.new(tmp_path, "run")
     assert (tmp_path / "metrics.jsonl").read_text() == "mine\n"
+
+
+def test_the_state_of_git_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert directory.git_state() is None
+    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    Path("program.py").write_text("first")
+    for command in (["init", "-q"], ["add", "program.py"], [*who, "commit", "-q", "-m", "first"]):
+        subprocess.run(["git", *command], check=True)
+    made = RunDirectory.new("run", "run")
+    made.describe("ppo", NOW["config"])
+    made.close()
+    git = json.loads(Path("run/config.json").read_text())["git"]
+    assert len(git["commit"]) == 40
+    assert git["changed"] is False
+    Path("program.py").write_text("second")
+    assert directory.git_state() == {**git, "changed": True}
