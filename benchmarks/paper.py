@@ -58,6 +58,7 @@ class Player(RolloutWorker):
     """A worker that counts for itself, and does what a flow would have done on its shard."""
 
     def __init__(self, settings: RolloutSettings, gamma: float, number: int) -> None:
+        torch.set_num_threads(1)
         super().__init__(settings)
         self.shard, self.number = Shard(number, settings.num_shards, settings.seed), 0
         self.add = AddLogProbs(gamma)
@@ -65,8 +66,7 @@ class Player(RolloutWorker):
     def play(self) -> Batch:
         """Return the next fragment."""
         self.number += 1
-        with one_thread():
-            return self.add(self.sample(shard=self.shard, number=self.number - 1), actor=self)
+        return self.add(self.sample(shard=self.shard, number=self.number - 1), actor=self)
 
 
 def by_hand(training: Training) -> Iterator[int]:

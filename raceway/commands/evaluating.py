@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Callable
-from contextlib import ExitStack
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, TextIO
 
 from raceway.errors import ConfigError
 
@@ -32,10 +33,9 @@ def eval_run(arguments: list[str]) -> int:
         film = stack.enter_context(Film(settings)) if path else None
         if film is not None:
             policy.check_spaces(film.env.observation_space, film.env.action_space)
-        done = policy.evaluate(
-            given.episodes, env=settings, seed=given.seed, deterministic=given.deterministic,
-            told=_progress(given.episodes),
-        )  # fmt: skip
+        how: dict[str, Any] = {"seed": given.seed, "deterministic": given.deterministic}
+        with Progress(f"of {given.episodes} episodes") as progress:
+            done = policy.evaluate(given.episodes, env=settings, told=progress, **how)
         found |= {
             "episodes": given.episodes,
             "mean_return": done.mean_return,
@@ -49,7 +49,8 @@ def eval_run(arguments: list[str]) -> int:
             _tell(found)
         if film is not None and path is not None:
             num = given.video_episodes or 1
-            film.shoot(policy, path, num, seed=given.seed, deterministic=given.deterministic)
+            with Progress("pictures") as progress:
+                film.shoot(policy, path, num, told=progress, **how)
             found |= {"video": str(path), "video_returns": film.returns}
             if not given.json:
                 shown = ", ".join(f"{value:.2f}" for value in film.returns)
@@ -90,18 +91,36 @@ def _tell(found: dict[str, Any]) -> None:
     print(f"  mean length  {found['mean_length']:.1f}, from {min(lengths)} to {max(lengths)}", flush=True)
 
 
-def _progress(num: int) -> Callable[[int], None] | None:
-    """Return what shows on a terminal how far it is, or None."""
-    stream = sys.stderr
-    if not stream.isatty():
-        return None
+class Progress(AbstractContextManager["Progress"]):
+    """Shows how far something is: on a terminal in one line that changes, in a log by a line now and then.
 
-    def show(done: int) -> None:
-        end = "\r\x1b[K" if done >= num else ""
-        stream.write(f"\r  {min(done, num)} of {num} episodes{end}")
-        stream.flush()
+    Args:
+        what: is counted.
+        stream: where it is shown.
+        clock: by which it is now and then.
+    """
 
-    return show
+    EVERY = (0.1, 10.0)
+    """Seconds between two, on a terminal and in a log."""
+
+    def __init__(self, what: str, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.what, self.stream, self._clock = what, stream or sys.stderr, clock
+        self._live = self.stream.isatty()
+        self._next = clock() + self.EVERY[not self._live]
+
+    def __call__(self, done: int) -> None:
+        """Show that so many are done, if it is time."""
+        if self._clock() >= self._next:
+            self._next = self._clock() + self.EVERY[not self._live]
+            self._write(f"\r\x1b[K  {done} {self.what}" if self._live else f"  {done} {self.what}\n")
+
+    def __exit__(self, *_: object) -> None:
+        """Leave a terminal as it was."""
+        self._write("\r\x1b[K" if self._live else "")
+
+    def _write(self, text: str) -> None:
+        self.stream.write(text)
+        self.stream.flush()
 
 
 def _is_number(text: str) -> bool:

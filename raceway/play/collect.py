@@ -269,7 +269,8 @@ class Collector(Acting):
     def saved(self) -> Any:
         """Return what is needed to go on from here, for `resume`."""
         arrays = tree_map(np.copy, {"episode": self.episode, "playing": self.playing, "carried": self._carried})
-        about: dict[str, Any] = {**arrays, "failures": list(self.failures), "broken": self._broken}
+        counts = {"failures": list(self.failures), "in_a_row": self.recovery.in_a_row, "broken": self._broken}
+        about: dict[str, Any] = {**arrays, **counts}
         if not (self.slots.recalls and self._history.whole):
             return about
         seen = tree_map(np.copy, row_of(self.obs, self._now))
@@ -281,7 +282,7 @@ class Collector(Acting):
         Where they cannot be brought back, new episodes begin.
         """
         self.episode, self.failures = np.array(saved["episode"]), list(saved["failures"])
-        self._broken = True
+        self.recovery.in_a_row, self._broken = saved.get("in_a_row", 0), True
         if "history" not in saved:
             self.episode += 1
             return False

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,11 +100,15 @@ class Film:
             raise ConfigError(f"{name} cannot render here: {type(error).__name__}: {error}{_advice(error)}") from error
         return env
 
-    def shoot(self, acting: Acting, path: Path, num_episodes: int, *, seed: int, deterministic: bool) -> None:
-        """Play so many episodes and write what they look like."""
+    def shoot(
+        self, acting: Acting, path: Path, num_episodes: int, *, seed: int, deterministic: bool,
+        told: Callable[[int], None] = lambda num: None,
+    ) -> None:  # fmt: skip
+        """Play so many episodes and write what they look like; `told` is called with the number of pictures so far."""
         aside = path.with_name(f".{path.stem}.part{path.suffix}")
+        pictures = self._pictures(acting, num_episodes, seed, deterministic)
         try:
-            _write(aside, self._pictures(acting, num_episodes, seed, deterministic), self.fps)
+            _write(aside, _counted(pictures, told), self.fps)
             os.replace(aside, path)
         finally:
             aside.unlink(missing_ok=True)
@@ -149,6 +153,12 @@ class Film:
             shown = f"{picture.dtype}{picture.shape}" if isinstance(picture, np.ndarray) else type(picture).__name__
             raise ConfigError(f"{self.settings.name} rendered {shown}; a picture is uint8 of (height, width, 3)")
         return picture
+
+
+def _counted(pictures: Iterable[Array], told: Callable[[int], None]) -> Iterator[Array]:
+    for number, picture in enumerate(pictures, 1):
+        told(number)
+        yield picture
 
 
 def _write(path: Path, pictures: Iterable[Array], fps: float) -> None:

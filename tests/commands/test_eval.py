@@ -1,5 +1,6 @@
 """`raceway eval`: figures of a trained policy, and films of it."""
 
+import io
 import json
 import os
 import subprocess
@@ -15,7 +16,7 @@ from gymnasium import spaces
 from PIL import Image, ImageSequence
 
 from raceway import train
-from raceway.commands.evaluating import eval_run
+from raceway.commands.evaluating import Progress, eval_run
 from raceway.envs import EnvSettings
 from raceway.errors import ConfigError
 from raceway.loading import load
@@ -90,17 +91,31 @@ def test_what_is_said(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert said.out.startswith("ppo on CartPole-v1, after ")
     assert f"  mean return  {wanted.mean_return:.2f} ± {wanted.std_return:.2f}, from " in said.out
     assert f"  mean length  {wanted.mean_length:.1f}, from {wanted.lengths.min()} to" in said.out
-    assert said.err == ""  # progress is for terminals
+    assert said.err == ""  # it did not take long
 
 
-def test_progress_on_a_terminal(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:  # fmt: skip
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    assert eval_run([str(run), "--episodes", "3"]) == 0
+@pytest.mark.parametrize("live", [False, True])
+def test_long_work_shows_how_far_it_is(
+    run: Path, tmp_path: Path, live: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one line of a terminal, or in a line of a log now and then."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: live, raising=False)
+    monkeypatch.setattr(Progress, "EVERY", (0.0, 0.0))
+    assert eval_run([str(run), "--episodes", "3", "--video", str(tmp_path / "film.gif")]) == 0
     said = capsys.readouterr().err
-    assert "\r  1 of 3 episodes" in said
-    assert said.endswith("\r\x1b[K")
+    begin, end = ("\r\x1b[K", "") if live else ("", "\n")
+    assert f"{begin}  3 of 3 episodes{end}" in said
+    assert f"{begin}  7 pictures{end}" in said
+    assert said.endswith("\r\x1b[K" if live else " pictures\n")
+
+
+def test_a_log_is_not_filled_with_progress() -> None:
+    stream, now = io.StringIO(), 0.0
+    with Progress("of 9 episodes", stream, lambda: now) as progress:
+        for done in range(9):
+            progress(done)
+            now += 4.0
+    assert stream.getvalue() == "  3 of 9 episodes\n  6 of 9 episodes\n"
 
 
 def test_an_environment_is_not_imported_unasked(odd_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
