@@ -49,12 +49,18 @@ class Report:
         print(f"{'ok  ' if met else 'MISS'}  {what}: {shown}   (bar: {bar})", flush=True)
         self.rows.append({"what": what, "bar": bar, "met": met, **figures})
 
-    def write(self) -> None:
-        """Write the rows beside the commit and the machine they were measured on."""
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    def write(self, *, keep: bool = False) -> None:
+        """Write the rows beside the commit and the machine they were measured on.
+
+        If only a part was run, rows of others that were written before can be kept, with the commit they are of.
+        """
+        git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+        commit, path, before = git.stdout.strip(), RESULTS / f"{self.name}.json", list[dict[str, Any]]()
         RESULTS.mkdir(exist_ok=True)
-        path = RESULTS / f"{self.name}.json"
+        if keep and path.exists():
+            old, new = json.loads(path.read_text()), {row["what"] for row in self.rows}
+            before = [{"commit": old["commit"], **row} for row in old["rows"] if row["what"] not in new]
         machine = {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.platform()}
-        text = json.dumps({"commit": commit.stdout.strip(), "machine": machine, "rows": self.rows}, indent=2)
+        text = json.dumps({"commit": commit, "machine": machine, "rows": [*before, *self.rows]}, indent=2)
         path.write_text(text + "\n")
         print(f"written to {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")

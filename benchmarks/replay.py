@@ -465,8 +465,7 @@ def main() -> None:
     for name, part in PARTS.items():
         if options.only is None or name in options.only:
             part(report, options.blocks, options.seconds)
-    if options.only is None:
-        report.write()
+    report.write(keep=options.only is not None)
 
 
 if __name__ == "__main__":
