@@ -88,7 +88,7 @@ def hanging(folder: Path) -> float:
         while not (folder / "done").exists() or len((folder / "done").read_text().split()) < 2:
             time.sleep(0.01)
         pid = int((folder / "done").read_text().split()[1])
-        while psutil.pid_exists(pid) and _lives(psutil.Process(pid)):
+        while _lives(pid):
             time.sleep(0.005)
         gone.append(time.time())
 
@@ -112,15 +112,15 @@ def killing(folder: Path) -> float:
         children = psutil.Process(run.pid).children(recursive=True)
         run.kill()
         begin = time.perf_counter()
-        while any(_lives(child) for child in children):
+        while any(_lives(child.pid) for child in children):
             time.sleep(0.005)
         return time.perf_counter() - begin
 
 
-def _lives(process: psutil.Process) -> bool:
+def _lives(pid: int) -> bool:
     """Whether a process runs. One that nobody has asked how it ended is listed, but is over."""
     try:
-        return process.status() != psutil.STATUS_ZOMBIE
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 

@@ -217,8 +217,10 @@ def main() -> None:
     report = Report("paper")
     for name in options.only:
         PARTS[name](report, options.workers, options.pairs)
-    report.write()
-    draw(report, RESULTS / "paper.png")
+    whole = (options.only, options.workers) == (parser.get_default("only"), parser.get_default("workers"))
+    report.write(keep=not whole)
+    if whole:
+        draw(report, RESULTS / "paper.png")
 
 
 if __name__ == "__main__":
