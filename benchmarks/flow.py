@@ -2,9 +2,9 @@
 
 python benchmarks/flow.py [--only rate ray driver waiting events memory lines] [--quick]
 
-A rate is work done a second: every item says how much CPU time its work took. On a shared machine the same work takes
-half as long again from one tenth of a second to the next, and counting items would compare its moods. `by_count` has
-that ratio too.
+Two ratios: `by_count` is of items a second, `ratio` of work done a second, where every item says how much CPU time its
+work took. On a shared machine the same work takes half as long again from one tenth of a second to the next, so the
+first scatters; the second would not see it if a flow made the work itself slower. A bar is met if both meet it.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def rate(report: Report, runs: int) -> None:
                 report.row(
                     f"{name}, {num_shards} shards, {seconds * 1000:g} ms items: flow / by hand",
                     f"at least {bar}",
-                    found["ratio"] >= bar,
+                    min(found["ratio"], found["by_count"]) >= bar,
                     ratio=found["ratio"],
                     by_count=found["by_count"],
                     flow_per_s=num_items / found["seconds"],
@@ -248,7 +248,7 @@ def on_ray(report: Report, runs: int) -> None:
                 report.row(
                     f"{name}, 2 shards, {seconds * 1000:g} ms items: flow on the ray engine / bare Ray",
                     "at least 1",
-                    found["ratio"] >= 1.0,
+                    min(found["ratio"], found["by_count"]) >= 1.0,
                     ratio=found["ratio"],
                     by_count=found["by_count"],
                     flow_per_s=num_items / found["seconds"],

@@ -152,11 +152,11 @@ def test_what_is_of_another_run_or_of_none_is_not_discarded(tmp_path: Path) -> N
     before = (run / "config.json").read_text()
     with pytest.raises(ConfigError, match=r"is of .* on .*, not of maml on point. Choose another --run-dir"):
         RunDirectory.discard(run, "maml", "point")
+    assert (run / "config.json").read_text() == before
     (run / "config.json").write_text('{"my": 1}')
     with pytest.raises(ConfigError, match="corrupt"):
         RunDirectory.discard(run, "maml", "point")
     assert (run / "config.json").read_text() == '{"my": 1}'
-    assert before
 
 
 def test_metrics_of_somebody_else_are_not_written_over(tmp_path: Path) -> None:
