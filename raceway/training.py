@@ -148,7 +148,7 @@ class Training:
                 stopped_by = signals.reason or stopped_by
                 _log.info("stopped in the middle of an iteration: %s", stopped_by)
             except RacewayError as error:
-                if self.saver.last is not None:
+                if self.saver.last is not None and self.saver.last.about["steps"]:
                     error.add_note(f"What was trained before is saved. Go on with: raceway resume {recording.path}")
                 raise
             recording.summarise(stopped_by, self.saver.last)
@@ -222,6 +222,7 @@ class Training:
         """Begin, or go on from a checkpoint."""
         if self.start is None:
             flow.explain("svg", path=str(path / "plan.svg"))
+            self._save(None)  # so that there is one, however long the first iteration takes
             self.report.start()
             return flow.start()
         checkpoint, state = self.start.checkpoint, self.start.state
@@ -229,9 +230,10 @@ class Training:
         self.evaluations.restore(state["evaluations"])
         self.saver.start(checkpoint, checkpoint.about["steps"])
         self.start = dataclasses.replace(self.start, state=None)  # it may be large
-        return flow.start(state=state["flow"])
+        return flow.start(state=state["flow"] or None)
 
-    def _save(self, run: Any) -> None:
+    def _save(self, run: Any | None) -> None:
+        """Save what a run has come to; without one, what it begins with."""
         report = self.report
         about = {
             "steps": report.timesteps,
@@ -243,11 +245,11 @@ class Training:
             "score": self.evaluations.score(report.timesteps, report.mean_return if report.full else None),
         }
         checkpoint = self.saver.save(lambda: self._state(run), about)
-        for watcher in self.watchers if checkpoint else ():
+        for watcher in self.watchers if checkpoint and run is not None else ():
             watcher.saved(report.timesteps)
 
-    def _state(self, run: Any) -> Any:
-        flow = run.state(shared=True)  # first: what is under way comes to its end
+    def _state(self, run: Any | None) -> Any:
+        flow = run.state(shared=True) if run is not None else {}  # first: what is under way comes to its end
         return {"learner": self.learner.state(), "flow": flow, "evaluations": self.evaluations.state()}
 
     def _limit(self) -> str | None:

@@ -124,7 +124,7 @@ def test_saving_changes_nothing(name: str) -> None:
     train(algorithm, run_dir="never", engine="inline", iterations=6, save_seconds=0, **settings)
     train(algorithm, run_dir="steps", engine="process", num_workers=2, iterations=6, save_every=1, **settings)
     train(algorithm, run_dir="clock", engine="inline", iterations=6, save_seconds=1e-9, keep=1, **settings)
-    assert len(Checkpoints("never/checkpoints").all()) == 1
+    assert len(Checkpoints("never/checkpoints").all()) == 2  # of the beginning, and of the end
     assert len(Checkpoints("steps/checkpoints").all()) == 3
     assert len(Checkpoints("clock/checkpoints").all()) <= 2  # the best besides
     assert_same("never", "steps")
@@ -175,7 +175,7 @@ def kill_after(run: subprocess.Popen[str], rows: int, share: float) -> None:
     """Kill a run that has a checkpoint, some time after so many iterations: about a share of what one takes."""
     metrics, began = Path("parts/metrics.jsonl"), time.monotonic()
     times = []
-    while run.poll() is None and not (len(times) >= rows and Checkpoints("parts/checkpoints").all()):
+    while run.poll() is None and not (len(times) >= rows and Checkpoints("parts/checkpoints").all()[-1].steps):
         seen = metrics.read_text().count("\n") if metrics.exists() else 0
         times += [time.monotonic() - began] * (seen - len(times))
     time.sleep(share * (times[-1] - times[0]) / len(times))

@@ -12,9 +12,16 @@ from raceway.runs.checkpoints import Checkpoint, Checkpoints
 
 _log = logging.getLogger(__name__)
 
+LONG = 2.0
+"""Seconds of an iteration after which it is saved: the next may be given up when a signal comes; see `StopSignals`."""
+START = 4.0
+"""Seconds that the first one may take besides, as workers have to start."""
+SHARE = 0.02
+"""Of the time, which saving for that reason takes at most."""
+
 
 class Saver:
-    """Saves a run after so many steps of environments, and after so many seconds.
+    """Saves a run after so many steps of environments, after so many seconds, and after every long iteration.
 
     Args:
         checkpoints: where.
@@ -32,18 +39,23 @@ class Saver:
         """Seconds that the last one took, until somebody has read it."""
         self._saved_steps: int | None = None
         self._tried_steps, self._tried_at = 0, clock()
+        self._cost, self._asked_at = 0.0, self._tried_at + START
         self._failing = False
 
     def start(self, last: Checkpoint | None, steps: int) -> None:
         """Count from now on, after a checkpoint that there is."""
         self.last, self._saved_steps = last, steps
         self._tried_steps, self._tried_at = steps, self._clock()
+        self._asked_at = self._tried_at + START
 
     def due(self, steps: int) -> bool:
-        """Whether it is time."""
+        """Whether it is time; asked once after every iteration."""
+        now = self._clock()
+        took, since = now - self._asked_at, now - self._tried_at
+        self._asked_at = now
         if self.every is not None and steps // self.every > self._tried_steps // self.every:
             return True
-        return bool(self.seconds) and self._clock() - self._tried_at >= self.seconds
+        return (0 < self.seconds <= since) or (took >= LONG and self._cost <= SHARE * since)
 
     def save(self, state: Callable[[], Any], about: Mapping[str, Any]) -> Checkpoint | None:
         """Save what a function returns. If that cannot be done now, it is said once, and tried again when due."""
@@ -57,7 +69,8 @@ class Saver:
         else:
             self._write(found, about)
         self._tried_steps, self._tried_at = about["steps"], self._clock()
-        self.spent = self._tried_at - begin
+        self.spent = self._cost = self._tried_at - begin
+        self._asked_at = max(self._asked_at, self._tried_at)
         return None if self._failing else self.last
 
     def _write(self, state: Any, about: Mapping[str, Any]) -> None:

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 
 from raceway import training as module
 from raceway.play.evaluating import Player
+from raceway.runs import saving
 from raceway.runs.checkpoints import Checkpoints
 from raceway.runs.directory import read_metrics
 from raceway.runs.display import Watcher
@@ -86,7 +88,7 @@ def test_before_and_afterwards_signals_are_what_they_were() -> None:
     assert signal.getsignal(signal.SIGINT) == before
 
 
-def test_a_second_signal_ends_a_run_without_a_checkpoint() -> None:
+def test_a_second_signal_ends_a_run_without_another_checkpoint() -> None:
     def twice() -> None:
         send(signal.SIGTERM)
         send(signal.SIGINT)
@@ -94,7 +96,8 @@ def test_a_second_signal_ends_a_run_without_a_checkpoint() -> None:
     result = train("ppo", run_dir="run", iterations=100, watchers=[At(3, twice)], **SETTINGS)
     assert result.summary["stopped_by"] == "terminated"
     assert result.summary["iterations"] == 3
-    assert result.summary["checkpoint"] is None
+    assert result.summary["checkpoint"] == str(saved().path)
+    assert saved().steps == 0
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -103,12 +106,13 @@ def test_a_signal_while_it_is_saved_does_not_cut_that_short(last: bool, monkeypa
     impatient(monkeypatch, 0.05)
     original = Checkpoints.save
 
-    def save(self: Checkpoints, *args: Any) -> Any:
-        send(signal.SIGTERM)
-        (timer,) = [one for one in threading.enumerate() if isinstance(one, threading.Timer)]
-        timer.join(GENEROUS)
-        time.sleep(0)  # the interpreter looks for signals
-        return original(self, *args)
+    def save(self: Checkpoints, state: Any, about: Any) -> Any:
+        if about["steps"]:
+            send(signal.SIGTERM)
+            (timer,) = [one for one in threading.enumerate() if isinstance(one, threading.Timer)]
+            timer.join(GENEROUS)
+            time.sleep(0)  # the interpreter looks for signals
+        return original(self, state, about)
 
     monkeypatch.setattr(Checkpoints, "save", save)
     settings = {"iterations": 2} if last else {"iterations": 100, "save_every": 1}
@@ -145,3 +149,75 @@ def test_an_evaluation_is_given_up_for_a_signal_and_made_up_for_later(monkeypatc
     assert again.returns == whole.returns
     scores = [Checkpoints(Path(run) / "checkpoints").best() for run in ("run", "whole")]
     assert len({one and one.about["score"] for one in scores}) == 1
+
+
+class Holds(CartPoleEnv):
+    """Has a run stopped in its nth step, and does not come to an end by itself, if a file says so."""
+
+    def __init__(self, note: str) -> None:
+        super().__init__()
+        self.note, self.steps = Path(note), 0
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if self.note.exists():
+            at, pid = map(int, self.note.read_text().split())
+            if self.steps >= at:
+                self.note.unlink()
+                os.kill(pid, signal.SIGTERM)
+                threading.Event().wait(GENEROUS)
+        return super().step(action)
+
+
+HELD: dict[str, tuple[dict[str, Any], int]] = {
+    "reinforce": ({"episodes_per_iter": 8, "iterations": 8}, 150),
+    "a2c": ({"fragment_steps": 8, "iterations": 8}, 30),
+    "ppo": ({"fragment_steps": 16, "iterations": 6}, 40),
+    "dqn": ({"iterations": 30}, 20),
+}
+"""Of algorithms, settings and a step that is neither in their first iteration nor in the last."""
+
+
+@pytest.mark.parametrize("engine", ["inline", "process"])
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("algorithm", HELD)
+def test_a_long_iteration_is_given_up_and_what_was_before_it_is_saved(
+    algorithm: str, first: bool, engine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Be it the first; and the run ends as if it had not been stopped."""
+    monkeypatch.setattr(saving, "LONG", 0.0)
+    monkeypatch.setattr(saving, "START", 0.0)
+    monkeypatch.setattr(saving, "SHARE", 1e6)
+    impatient(monkeypatch, 0.05)
+    some, at = HELD[algorithm]
+    settings = {**SETTINGS, "env": partial(Holds, str(tmp_path / "note")), "engine": engine, **some}
+    settings |= {"num_workers": 1} if engine == "process" else {}
+    whole = train(algorithm, run_dir="whole", **settings)
+    (tmp_path / "note").write_text(f"{1 if first else at} {os.getpid()}")
+    stopped = train(algorithm, run_dir="run", **settings)
+    assert stopped.summary["stopped_by"] == "terminated"
+    assert saved().about["iterations"] == stopped.summary["iterations"] < settings["iterations"]
+    assert (stopped.summary["iterations"] == 0) == first
+    again = resume("run", env=settings["env"])
+    assert again.summary["state_sha256"] == whole.summary["state_sha256"]
+    assert again.returns == whole.returns
+
+
+def test_a_long_iteration_is_saved_as_long_as_that_costs_little(tmp_path: Path) -> None:
+    now = [0.0]
+    saver = saving.Saver(Checkpoints(tmp_path), None, 0, lambda: now[0])
+
+    def after(seconds: float, cost: float | None = None) -> bool:
+        now[0] += seconds
+        due = saver.due(round(1000 * now[0]))
+        if due and cost is not None:
+            saver.save(lambda: now.__setitem__(0, now[0] + cost) or {}, {"steps": round(1000 * now[0])})
+        return due
+
+    assert not after(5.9), "workers have started meanwhile"
+    assert not after(1.9)
+    assert after(2.1, cost=0.01)
+    assert not after(1.9), "what the checkpoint took is no part of an iteration"
+    assert after(2.1, cost=1.0)
+    assert not after(40.0), "it would take more than 2 % of the time"
+    assert after(10.1)
