@@ -13,6 +13,7 @@ pair of slices scatters by a tenth here. So each row has the interval that the m
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -62,11 +63,11 @@ def scalar(observation_space: spaces.Space, action_space: Any) -> tuple[nn.Modul
 class Player(RolloutWorker):
     """A worker that counts for itself, and does what a flow would have done on its shard."""
 
-    def __init__(self, settings: RolloutSettings, gamma: float, number: int) -> None:
+    def __init__(self, settings: RolloutSettings, cfg: Any, number: int) -> None:
         torch.set_num_threads(1)
         super().__init__(settings)
         self.shard, self.number = Shard(number, settings.num_shards, settings.seed), 0
-        self.add = AddLogProbs(gamma)
+        self.add = AddLogProbs(cfg.gamma, cfg.scale_rewards)
 
     def play(self) -> Batch:
         """Return the next fragment."""
@@ -78,7 +79,7 @@ def by_hand(training: Training) -> Iterator[int]:
     """Run IMPALA as one would write it on Ray's actors, and give the steps of each batch."""
     cfg, learner, concat = training.cfg, training.learner, ConcatFragments()
     make = ray.remote(num_cpus=0)(Player)
-    actors = [make.remote(training.rollouts, cfg.gamma, number) for number in range(cfg.num_shards)]
+    actors = [make.remote(training.rollouts, cfg, number) for number in range(cfg.num_shards)]
     weights = ray.put(learner.policy.weights())
     out = {}
     for actor in actors:
@@ -194,13 +195,32 @@ def add(report: Report, what: str, found: dict[str, float]) -> None:
     report.row(what, "at least 1, or not to be told from it", found["high"] >= 1, **found)
 
 
-def add_mean(report: Report) -> None:
-    """Report the geometric mean of all rows."""
-    mean = statistics.geometric_mean(row["ratio"] for row in report.rows)
-    report.row(f"all {len(report.rows)} rows: flow on ray / by hand on bare Ray", "at least 1", mean >= 1, ratio=mean)
+def finish(report: Report) -> None:
+    """Write the rows beside those that were measured before, with the geometric mean of all, and draw them."""
+    whole = "all rows"
+    report.write(keep=True)
+    path = RESULTS / f"{report.name}.json"
+    found = json.loads(path.read_text())
+    rows = sorted((row for row in found["rows"] if row["what"] != whole), key=place_of)
+    mean = statistics.geometric_mean(row["ratio"] for row in rows)
+    report.row(whole, "at least 1", mean >= 1, ratio=mean)
+    path.write_text(json.dumps({**found, "rows": [*rows, report.rows[-1]]}, indent=2) + "\n")
+    draw(rows, RESULTS / f"{report.name}.png")
 
 
-def draw(report: Report, path: Path) -> None:
+def place_of(row: dict[str, Any]) -> tuple[bool, str, int]:
+    """Return by what a row is sorted: sampling first, then environments, each by the number of workers."""
+    title, num = named(row)
+    return not title.startswith("sampling"), title, num
+
+
+def named(row: dict[str, Any]) -> tuple[str, int]:
+    """Return what a row is of, and with how many workers."""
+    title, _, rest = row["what"].rpartition(", ")
+    return title, int(rest.split()[0])
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Draw steps a second by the number of workers."""
     import matplotlib
 
@@ -208,17 +228,17 @@ def draw(report: Report, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     groups: dict[str, list[tuple[int, dict[str, Any]]]] = {}
-    for row in report.rows[:-1]:  # the last is of all
-        title, _, rest = row["what"].rpartition(", ")
-        groups.setdefault(title, []).append((int(rest.split()[0]), row))
+    for row in rows:
+        title, num = named(row)
+        groups.setdefault(title, []).append((num, row))
     figure, axes = plt.subplots(1, len(groups), figsize=(4.2 * len(groups), 3.4), squeeze=False)
     names = {"process_per_s": "flow, process engine", "ray_per_s": "flow, ray engine", "by_hand_per_s": "bare Ray"}
-    for axis, (title, rows) in zip(axes[0], groups.items(), strict=True):
+    for axis, (title, points) in zip(axes[0], groups.items(), strict=True):
         for name, label in names.items():
-            axis.plot([num for num, _ in rows], [row[name] for _, row in rows], marker="o", label=label)
+            axis.plot([num for num, _ in points], [row[name] for _, row in points], marker="o", label=label)
         axis.set(title=title.replace(", a policy of one scalar, batches of 100K", ", one scalar"), xlabel="workers")
         axis.set_xscale("log", base=2)
-        axis.set_xticks([num for num, _ in rows], [str(num) for num, _ in rows])
+        axis.set_xticks([num for num, _ in points], [str(num) for num, _ in points])
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
     axes[0][0].set_ylabel("steps/s")
@@ -240,12 +260,7 @@ def main() -> None:
     report = Report("paper")
     for name in options.only:
         PARTS[name](report, options.workers, options.pairs)
-    whole = (options.only, options.workers) == (parser.get_default("only"), parser.get_default("workers"))
-    if whole:
-        add_mean(report)
-    report.write(keep=not whole)
-    if whole:
-        draw(report, RESULTS / "paper.png")
+    finish(report)
 
 
 if __name__ == "__main__":

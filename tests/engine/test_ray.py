@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from raceway.engine._sources import collect_sources
+from raceway.engine.ray import _straight
 from tests.conftest import GENEROUS
 
 ROOT = Path(__file__).parents[2]
@@ -89,3 +90,25 @@ def test_an_engine_leaves_a_ray_that_it_found() -> None:
     with make_engine("ray") as engine:
         assert engine.spawn(list).call("__len__").result(GENEROUS) == 0
     assert ray.is_initialized()
+
+
+def test_calls_go_the_usual_way_if_this_ray_has_no_shorter_one() -> None:
+    class Method:
+        def remote(self) -> str:
+            return "the usual way"
+
+    class Handle:
+        again = Method()
+
+    class OtherHandle(Handle):
+        def _actor_method_call(self, method_name: str, options: object) -> str:
+            raise AssertionError("it takes other options")
+
+    class FittingHandle(Handle):
+        def _actor_method_call(
+            self, method_name: str, num_returns: int, max_task_retries: int, enable_task_events: bool
+        ) -> str:
+            return f"{method_name} straight"
+
+    found = [_straight(handle, "again")() for handle in (Handle(), OtherHandle(), FittingHandle())]
+    assert found == ["the usual way", "the usual way", "again straight"]
