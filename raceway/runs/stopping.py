@@ -21,7 +21,7 @@ class StopSignals(AbstractContextManager["StopSignals"]):
     signal comes, a KeyboardInterrupt ends whatever is under way; it has the exit code as its argument.
     """
 
-    def __init__(self, patience: float = 7.0) -> None:
+    def __init__(self, patience: float = 6.0) -> None:
         self.reason: str | None = None
         """`interrupt` or `terminated`, if a signal has come."""
         self._patience = patience
