@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from raceway.algorithms import find_algorithm
 from raceway.algorithms.impala import loss
+from raceway.engine import make_engine
 from raceway.flow import Shard
 from raceway.ops import AddLogProbs, ConcatFragments, RolloutSettings, RolloutWorker
 from raceway.rl import Batch, num_steps
@@ -127,7 +128,26 @@ def rate_of(program: Iterator[int], seconds: float, num_old: int) -> Callable[[]
 
 
 def compare(settings: dict[str, Any], num_workers: int, seconds: float, pairs: int) -> dict[str, float]:
-    """Return medians over pairs of slices: flow / by hand, with its interval, and the process engine's / by hand."""
+    """Return medians over pairs of slices: flow / by hand, with its interval, and the process engine's / by hand.
+
+    Half of the pairs are of a flow whose workers were started before those of the other, half of one whose were after.
+    """
+    names, found = ("ray", "by_hand", "process"), list[dict[str, float]]()
+    for order in (names, ("by_hand", "ray", "process")):
+        found += taken_turns(settings, num_workers, seconds, -(-pairs // 2), order)
+    ratios = {name: [one[name] / one["by_hand"] for one in found if name in one] for name in ("ray", "process")}
+    low, high = interval(ratios["ray"])
+    middle = {f"{name}_per_s": statistics.median(one[name] for one in found if name in one) for name in names}
+    return {
+        "ratio": statistics.median(ratios["ray"]), "low": low, "high": high,
+        "process_ratio": statistics.median(ratios["process"]), **middle,
+    }  # fmt: skip
+
+
+def taken_turns(
+    settings: dict[str, Any], num_workers: int, seconds: float, pairs: int, order: tuple[str, ...]
+) -> list[dict[str, float]]:
+    """Start the sides in some order, and return their steps a second in every turn."""
 
     def training(engine: str) -> Training:
         shards = {"num_workers": num_workers, "num_shards": num_workers, "engine": engine}
@@ -139,25 +159,21 @@ def compare(settings: dict[str, Any], num_workers: int, seconds: float, pairs: i
     sides: dict[str, Callable[[], float]] = {}
     with ExitStack() as stack:
         stack.enter_context(one_thread())
-        for name in ("ray", "process"):
-            one = training(name)
-            plan = stack.enter_context(one.planned(run=True))
-            sides[name] = rate_of(as_flow(stack.enter_context(plan.start()), one), seconds, num_old)
-            if name == "ray":  # which has started Ray
-                sides["by_hand"] = rate_of(by_hand(training("ray")), seconds, num_old)
-        for read in sides.values():
-            read()
+        stack.enter_context(make_engine("ray"))  # starts Ray
+        for name in order:
+            one = training("process" if name == "process" else "ray")
+            if name == "by_hand":
+                program = by_hand(one)
+            else:
+                plan = stack.enter_context(one.planned(run=True))
+                program = as_flow(stack.enter_context(plan.start()), one)
+            sides[name] = rate_of(program, seconds, num_old)
+            sides[name]()
         found: list[dict[str, float]] = []
         for turn in range(pairs):
             names = [name for name in sides if name != "process" or turn % 3 == 0]
             found.append({name: sides[name]() for name in (names if turn % 2 == 0 else reversed(names))})
-    ratios = {name: [one[name] / one["by_hand"] for one in found if name in one] for name in ("ray", "process")}
-    low, high = interval(ratios["ray"])
-    middle = {f"{name}_per_s": statistics.median(one[name] for one in found if name in one) for name in sides}
-    return {
-        "ratio": statistics.median(ratios["ray"]), "low": low, "high": high,
-        "process_ratio": statistics.median(ratios["process"]), **middle,
-    }  # fmt: skip
+    return found
 
 
 def interval(values: list[float], chance: float = 0.9, draws: int = 10_000) -> tuple[float, float]:
