@@ -26,7 +26,7 @@ from raceway.policies import Policy
 from raceway.policies.adapting import adapted
 from raceway.recording import Result
 from raceway.rl import bootstrap_interval, episode_sums
-from raceway.runs.machine import one_thread
+from raceway.runs.machine import as_in_a_worker
 from raceway.training import Training, train
 
 NUM_TASKS, EPISODES = 40, 20
@@ -50,7 +50,7 @@ def returns_of(policy: Policy, env: str, like: Any, inner_lr: float) -> tuple[np
     more: dict[str, Any] = {"num_shards": NUM_TASKS, "num_envs": NUM_TASKS * EPISODES, "seed": HELD_OUT}
     training = Training(found, found.settings(env=env, engine="inline", **more))
     rollouts = dataclasses.replace(training.rollouts, kind=like.kind, hidden=like.hidden)
-    with one_thread(), make_engine("inline") as engine:
+    with as_in_a_worker(), make_engine("inline") as engine:
         training.rollouts = rollouts
         workers = training._spawn(engine)
         weights = UpdateWeights(Learner(policy, 1.0), workers)

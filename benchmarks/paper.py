@@ -35,7 +35,7 @@ from raceway.engine import make_engine
 from raceway.flow import Shard
 from raceway.ops import AddLogProbs, ConcatFragments, RolloutSettings, RolloutWorker
 from raceway.rl import Batch, num_steps
-from raceway.runs.machine import one_thread
+from raceway.runs.machine import as_in_a_worker
 from raceway.training import Training
 
 SAMPLING = {"env": "CartPole-v1", "fragment_steps": 250}
@@ -158,7 +158,7 @@ def taken_turns(
     num_old = -(-(IN_FLIGHT + 1) * num_workers // settings["num_fragments"])
     sides: dict[str, Callable[[], float]] = {}
     with ExitStack() as stack:
-        stack.enter_context(one_thread())
+        stack.enter_context(as_in_a_worker())
         stack.enter_context(make_engine("ray"))  # starts Ray
         for name in order:
             one = training("process" if name == "process" else "ray")

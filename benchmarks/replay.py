@@ -33,7 +33,7 @@ from raceway.engine import make_engine
 from raceway.ops import ReplaySettings, ReplayShard, StoreToReplay, parallel_replay
 from raceway.replay import Replay, SumTree
 from raceway.replay.frames import FrameColumns
-from raceway.runs.machine import one_thread
+from raceway.runs.machine import as_in_a_worker
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "torchrl_dqn" / "main.py"
 ROWS, CAPACITY = 256, 100_000
@@ -134,7 +134,7 @@ def buffer_sides(prioritised: bool) -> dict[str, dict[str, Side]]:
 
 def in_process(report: Report, blocks: int, length: float) -> None:
     """Compare with TorchRL's buffers in one process."""
-    with one_thread():
+    with as_in_a_worker():
         for prioritised in kinds():
             for what, sides in buffer_sides(prioritised).items():
                 found = rates(sides, blocks, length)
@@ -151,7 +151,7 @@ def through_an_actor(report: Report, blocks: int, length: float) -> None:
     """Compare a shard on an actor, asked from here, with TorchRL's buffers in this process."""
     for prioritised in kinds():
         theirs = buffer_sides(prioritised)
-        with make_engine("process") as engine, one_thread():
+        with make_engine("process") as engine, as_in_a_worker():
             settings = ReplaySettings(capacity=CAPACITY, batch_size=ROWS, alpha=0.6 if prioritised else None)
             shard = engine.spawn(ReplayShard, (settings,))
             store, batch = StoreToReplay([shard]), cartpole_rows(ROWS)

@@ -23,7 +23,7 @@ from raceway.envs import EnvSettings, make_slots
 from raceway.ops import RolloutSettings, RolloutWorker, parallel_rollouts
 from raceway.play import Collector
 from raceway.policies import make_policy
-from raceway.runs.machine import one_thread
+from raceway.runs.machine import as_in_a_worker
 from raceway.training import Training
 
 Side = Callable[[], int]
@@ -164,7 +164,7 @@ def iteration_side(engine_name: str, env: Any = "ant", num_workers: int = 2, **s
 
     def iterate() -> int:
         before = training.report.timesteps
-        with one_thread():
+        with as_in_a_worker():
             next(run)
         return training.report.timesteps - before
 
@@ -189,7 +189,7 @@ def fragments() -> dict[str, tuple[Side, Callable[[], Any]]]:
         run = parallel_rollouts(workers, settings).gather_sync().start()
 
         def play(run: Any = run) -> int:
-            with one_thread():
+            with as_in_a_worker():
                 return sum(batch["reward"].size for batch in next(run))
 
         sides[name] = (play, engine.close)
@@ -203,7 +203,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=5, help="blocks of each side")
     options = parser.parse_args()
     report = Report("rollouts")
-    with one_thread():
+    with as_in_a_worker():
         cartpole(report, options.blocks, options.seconds)
         halfcheetah(report, options.blocks, options.seconds)
     ant(report, 2 * options.blocks)

@@ -19,7 +19,7 @@ from raceway.resuming import check_fit, check_run, check_size, trusted
 from raceway.rl.space_json import space_from_json, space_to_json
 from raceway.runs.checkpoints import Checkpoint, Checkpoints
 from raceway.runs.directory import read_config
-from raceway.runs.machine import one_thread
+from raceway.runs.machine import as_in_a_worker
 from raceway.runs.written import has_policy
 
 _log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class LoadedPolicy(Acting):
         """
         settings = self.env_settings(env)
         how: dict[str, Any] = {"deterministic": deterministic, "clip_actions": self.clip_actions, "told": told}
-        with one_thread():
+        with as_in_a_worker():
             return evaluate(self.policy, settings, num_episodes, seed=seed, check=self.check_spaces, **how)
 
     def check_spaces(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:

@@ -27,7 +27,7 @@ from raceway.ops import ReportMetrics
 from raceway.ops.multi import Gathered, MultiRolloutSettings, MultiRolloutWorker, Select
 from raceway.policies import Policy
 from raceway.rl import Batch
-from raceway.runs.machine import one_thread
+from raceway.runs.machine import as_in_a_worker
 
 
 @dataclass
@@ -123,7 +123,7 @@ class MultiTraining:
     @contextmanager
     def planned(self) -> Iterator[tuple[Iter[tuple[str, Any]], dict[str, Trainer]]]:
         """Give the plan with its actors, and the trainers."""
-        with one_thread(), make_engine(self.engine) as engine:
+        with as_in_a_worker(), make_engine(self.engine) as engine:
             names = [f"rollouts-{number}" for number in range(self.num_workers)]
             workers = [engine.spawn(MultiRolloutWorker, (self.rollouts, name), name=name) for name in names]
             trainers = {name: self._trainer(name, workers, engine) for name in self.algorithms}

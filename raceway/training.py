@@ -25,7 +25,7 @@ from raceway.runs.directory import RunDirectory
 from raceway.runs.display import Watcher
 from raceway.runs.evaluations import Evaluations
 from raceway.runs.health import Health
-from raceway.runs.machine import num_cores, one_thread
+from raceway.runs.machine import as_in_a_worker, num_cores
 from raceway.runs.saving import Saver
 from raceway.runs.stopping import StopSignals
 
@@ -133,7 +133,7 @@ class Training:
                 Checkpoints(recording.path / "checkpoints", self.cfg.keep), self.cfg.save_every, self.cfg.save_seconds,
                 self._clock,
             )  # fmt: skip
-            stack.enter_context(one_thread())
+            stack.enter_context(as_in_a_worker())
             signals = stack.enter_context(StopSignals())
             for watcher in self.watchers:
                 stack.enter_context(watcher)
@@ -159,7 +159,7 @@ class Training:
     @contextmanager
     def planned(self, *, run: bool) -> Iterator[Any]:
         """Give the plan with its actors; if it is not to be run, they live here."""
-        with one_thread(), self._engine() if run else make_engine("inline") as engine:
+        with as_in_a_worker(), self._engine() if run else make_engine("inline") as engine:
             yield self.flow(self._spawn(engine))
 
     def _engine(self) -> Any:

@@ -24,7 +24,7 @@ from raceway.policies.adapting import adapted, loss_with
 from raceway.policies.learner import tensors_of
 from raceway.rl import Batch, linear_baseline
 from raceway.runs.display import Watcher
-from raceway.runs.machine import one_thread
+from raceway.runs.machine import as_in_a_worker
 from raceway.training import Training, train
 
 SMALL: dict[str, Any] = {"env": "point", "iterations": 2, "num_shards": 6, "num_envs": 12, "hidden": (16,)}
@@ -143,7 +143,7 @@ def test_every_shard_plays_its_task_with_its_own_weights() -> None:
     found = find_algorithm("maml")
     training = Training(found, found.settings(**SMALL))
     policy, cfg = training.policy, training.cfg
-    with one_thread(), make_engine("inline") as engine:
+    with as_in_a_worker(), make_engine("inline") as engine:
         workers = training._spawn(engine)
         weights = UpdateWeights(training.learner, workers)
         weights.send(workers)

@@ -22,13 +22,13 @@ def eval_run(arguments: list[str]) -> int:
 
     path = film_path(given.video) if given.video else None
     from raceway.loading import load
-    from raceway.runs.machine import one_thread
+    from raceway.runs.machine import as_in_a_worker
 
     policy = load(given.run, given.which, network=given.network, trust=given.trust)
     settings = policy.env_settings(given.env)
     found = policy.about | {"seed": given.seed, "deterministic": given.deterministic}
     with ExitStack() as stack:
-        stack.enter_context(one_thread())
+        stack.enter_context(as_in_a_worker())
         # Whether it can be filmed is seen before anything is played, which may take long.
         film = stack.enter_context(Film(settings)) if path else None
         if film is not None:

@@ -28,6 +28,7 @@ from raceway.engine._handles import AwayTable
 from raceway.engine._output import LogLines
 from raceway.engine._reactor import Spin
 from raceway.engine.base import Ref
+from raceway.engine.memory import keep_freed_memory
 from raceway.errors import EngineClosed
 
 
@@ -256,6 +257,7 @@ def run(spec: dict[str, Any], fds: dict[str, int]) -> None:
     import faulthandler
 
     faulthandler.enable()
+    keep_freed_memory()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # or every worker forked from here would draw the same numbers
     if spec["portable"]:

@@ -2,7 +2,8 @@
 
 A value travels as one wire: a small header with the encoded body (`bytes`, which Ray moves without pickling them), and
 where there are large arrays a list of that and their memory, which Ray keeps in its object store and reads without a
-copy. `Host` is what runs in an actor. What Ray tells on threads of its own is only put into an inbox there and handled
+copy. Results from the driver's own machine leave their arrays in memory that it shares with them (`_nearby`). `Host` is
+what runs in an actor. What Ray tells on threads of its own is only put into an inbox there and handled
 in the reactor's loop: a thread of Ray's that waited for the engine's lock, held by one that waits for Ray, would never
 wake. But to be told of every result costs a fifth of a small call: who waits for nothing but calls asks Ray for them
 himself, and only calls that nobody has come to wait for are told of.
@@ -42,10 +43,12 @@ from raceway.engine._calls import Home, describe_error, name_of, owned, revive_e
 from raceway.engine._codec import Payload
 from raceway.engine._core import CoreActor, EngineCore
 from raceway.engine._handles import AwayTable, Handle
+from raceway.engine._nearby import Lane, Lender, Lent, Nearby, Offer, lender_of
 from raceway.engine._reactor import Reactor
 from raceway.engine._sources import collect_sources
 from raceway.engine._worker import thread_environment
 from raceway.engine.base import Among, Future, Message, Ref, Resources
+from raceway.engine.memory import keep_freed_memory
 from raceway.errors import (
     ActorDied,
     ActorStartError,
@@ -96,6 +99,8 @@ class RayActor(CoreActor):
     """The encoded constructor."""
     parked = 0
     """Requests that wait for nested calls."""
+    lane: Lane | None = None
+    """Memory that it shares with the driver."""
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
@@ -143,6 +148,7 @@ class RayEngine(EngineCore):
         self._actor_class: Any = ray.remote(_actor_class())
         self._mailbox: Any = None
         self._sources: list[Any] | None = None  # an ObjectRef, in a list so that Ray does not resolve it
+        self._nearby = Nearby()
         self._keys = itertools.count(1)
         self._living: dict[int, RayActor] = {}
         self._leaving: set[int] = set()  # keys of actors that were told to end and may not have yet
@@ -170,6 +176,8 @@ class RayEngine(EngineCore):
                 self._folder = options["_temp_dir"] = tempfile.mkdtemp(prefix=f"raceway-{os.getpid()}-", dir="/tmp")
             # Workers inherit these: faster than to have Ray prepare an environment for every actor.
             environ = thread_environment(1) | {"RAY_USAGE_STATS_ENABLED": "0"}
+            # Ray would have them give way to all else, and then they compute a tenth slower, even on a free core.
+            environ |= {name: os.environ.get(name, "0") for name in ["RAY_worker_niceness"]}
         _print_on_stderr()
         before = {name: os.environ.get(name) for name in environ}
         os.environ.update(environ)
@@ -343,6 +351,10 @@ class RayEngine(EngineCore):
         actor = self._living.get(key)
         if actor is not None and not isinstance(result, BaseException):
             actor.pid, actor.node = result
+            if actor.node == self._node:
+                actor.lane = self._nearby.open()
+                if actor.lane is not None:
+                    actor.handle.share.remote(actor.lane.offer)
 
     def _late(self, key: int) -> None:
         actor = self._living.get(key)
@@ -377,21 +389,22 @@ class RayEngine(EngineCore):
         assert isinstance(actor, RayActor)
         if self._living.pop(actor.key, None) is None:
             return  # Ray refused to start it
-        pid, node, handle = actor.pid, actor.node, actor.handle
-        actor.pid = actor.handle = actor.invoke = actor.again = None
+        pid, node, handle, lane = actor.pid, actor.node, actor.handle, actor.lane
+        actor.pid = actor.handle = actor.invoke = actor.again = actor.lane = None
         actor.out.clear()
         actor.queue.clear()
         for future, _ in actor.calls.values():
             self._forget(future)
-        if not ray.is_initialized():
-            return
-        ray.kill(handle)
-        if pid is not None:
-            # Ray waits for seconds before it kills a process that is stopped.
-            self._leaving.add(actor.key)
-            self.reactor.at(self.clock() + _GRACE_SECONDS, partial(self._kill_process, actor.key, pid, node))
+        if ray.is_initialized():
+            ray.kill(handle)
+            if pid is not None:
+                # Ray waits for seconds before it kills a process that is stopped.
+                self._leaving.add(actor.key)
+                self.reactor.at(self.clock() + _GRACE_SECONDS, partial(self._kill_process, actor.key, pid, node, lane))
+                return
+        self._nearby.close(lane)
 
-    def _kill_process(self, key: int, pid: int, node: str) -> None:
+    def _kill_process(self, key: int, pid: int, node: str, lane: Lane | None) -> None:
         self._leaving.discard(key)
 
         def kill() -> None:
@@ -403,6 +416,7 @@ class RayEngine(EngineCore):
         elif ray.is_initialized():
             there = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
             ray.remote(kill).options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote()
+        self._nearby.close(lane)
 
     # Calls.
 
@@ -481,7 +495,7 @@ class RayEngine(EngineCore):
             else:  # Ray lost the result, or could not store it
                 self.finished(actor, id, describe_error(result, actor.name, actor.calls[id][1].method), True)
             return
-        kind, numbers, payload = self._open(result)
+        kind, numbers, payload = self._open(result, actor.lane)
         actor.last_micros = numbers[0]
         pairs = iter(numbers[1:])
         for handle, arrivals in zip(pairs, pairs, strict=True):
@@ -496,9 +510,12 @@ class RayEngine(EngineCore):
         else:
             actor.ready.fulfil(True)
 
-    def _open(self, wire: Wire) -> tuple[int, tuple[int, ...], Payload]:
+    def _open(self, wire: Wire, lane: Lane | None = None) -> tuple[int, tuple[int, ...], Payload]:
         """Take a wire apart, and hold the handles in it."""
-        kind, numbers, handles, payload = _unpack(wire)
+        kind, numbers, handles, lent, payload = _unpack(wire)
+        if lent:
+            assert lane is not None
+            payload.buffers = lane.read(lent)
         if handles:
             payload.handles = [Handle(self._handles, id) for id in handles]
         return kind, numbers, payload
@@ -567,7 +584,7 @@ class RayEngine(EngineCore):
     def decode(self, payload: Payload) -> Any:
         """Rebuild a value."""
         if payload.keep is not None:
-            payload = _unpack(_fetched(payload.keep))[3]
+            payload = _unpack(_fetched(payload.keep))[-1]
         return _codec.decode(payload)
 
     # The end.
@@ -583,6 +600,7 @@ class RayEngine(EngineCore):
             self._bell_out.close()
             self._inbox.clear()
             self._mailbox = self._sources = None
+            self._nearby.end()
             for actor in self._actors.values():
                 assert isinstance(actor, RayActor)
                 actor.wire = None
@@ -668,17 +686,19 @@ def _reason(text: str) -> str:
 
 # Wires.
 
-_HEADER = struct.Struct("<BII")
+_HEADER = struct.Struct("<BIII")
 
 
-def _pack(payload: Payload, kind: int = _RESULT, numbers: Sequence[int] = (), handles: Sequence[int] = ()) -> Wire:
-    """Make one value for Ray of a payload and what goes with it."""
+def _pack(
+    payload: Payload, kind: int = _RESULT, numbers: Sequence[int] = (), handles: Sequence[int] = (), lent: Lent = ()
+) -> Wire:
+    """Make one value for Ray of a payload and what goes with it; its buffers may lie elsewhere."""
     handles = handles or [handle.id for handle in payload.handles or ()]
-    header = _HEADER.pack(kind, len(numbers), len(handles)) + struct.pack(
-        f"<{len(numbers) + len(handles)}Q", *numbers, *handles
+    header = _HEADER.pack(kind, len(numbers), len(handles), len(lent)) + struct.pack(
+        f"<{len(numbers) + len(handles) + len(lent)}Q", *numbers, *handles, *lent
     )
     frame = header + payload.body
-    if not payload.buffers:
+    if lent or not payload.buffers:
         return frame
     return [
         frame,
@@ -686,14 +706,14 @@ def _pack(payload: Payload, kind: int = _RESULT, numbers: Sequence[int] = (), ha
     ]
 
 
-def _unpack(wire: Wire) -> tuple[int, tuple[int, ...], tuple[int, ...], Payload]:
-    """Return kind, numbers, ids of handles and payload."""
+def _unpack(wire: Wire) -> tuple[int, tuple[int, ...], tuple[int, ...], Lent, Payload]:
+    """Return kind, numbers, ids of handles, where the buffers lie if not here, and payload."""
     frame, buffers = (wire, []) if isinstance(wire, bytes) else (wire[0], wire[1:])
-    kind, num_numbers, num_handles = _HEADER.unpack_from(frame)
-    total = num_numbers + num_handles
-    numbers = struct.unpack_from(f"<{total}Q", frame, _HEADER.size)
-    body = memoryview(frame)[_HEADER.size + 8 * total :]
-    return kind, numbers[:num_numbers], numbers[num_numbers:], Payload(body, buffers)
+    kind, num_numbers, num_handles, num_lent = _HEADER.unpack_from(frame)
+    lent_at, end = num_numbers + num_handles, num_numbers + num_handles + num_lent
+    numbers = struct.unpack_from(f"<{end}Q", frame, _HEADER.size)
+    body = memoryview(frame)[_HEADER.size + 8 * end :]
+    return kind, numbers[:num_numbers], numbers[num_numbers:lent_at], numbers[lent_at:], Payload(body, buffers)
 
 
 def _share(payload: Payload, numbers: Sequence[int] = ()) -> Wire:
@@ -728,7 +748,9 @@ class Host:
         self._home = Home(None)
         self.before: Wire = None
         """The last call."""
+        self._lender: Lender | None = None
         host.set_host(self)
+        keep_freed_memory()
 
     def run(self, making: bool, wire: Wire, *stored: Wire) -> Wire:
         """Make the actor's object, or run one of its calls."""
@@ -755,10 +777,15 @@ class Host:
         releases = self._handles.take_releases()
         for id, _ in releases:
             self._values.pop(id, None)
-        return _pack(result, kind, [micros, *itertools.chain.from_iterable(releases)], handles)
+        lent = self._lender.lend(result.buffers) if self._lender is not None and result.buffers else ()
+        return _pack(result, kind, [micros, *itertools.chain.from_iterable(releases)], handles, lent)
+
+    def share(self, offer: Offer) -> None:
+        """Leave the arrays of results in memory of the driver's from now on, if they can be."""
+        self._lender = lender_of(offer)
 
     def _open(self, wire: Wire) -> tuple[int, tuple[int, ...], Payload]:
-        kind, numbers, handles, payload = _unpack(wire)
+        kind, numbers, handles, _, payload = _unpack(wire)
         if handles:
             payload.handles = self._handles.arrived(handles)
         return kind, numbers, payload
@@ -838,6 +865,9 @@ def _actor_class() -> type:
 
         def where(self) -> tuple[int, str]:
             return os.getpid(), ray.get_runtime_context().get_node_id()
+
+        def share(self, offer: Any) -> None:
+            self._host.share(offer)
 
         def construct(self, wire: Any) -> Any:
             return self._host.run(True, wire)

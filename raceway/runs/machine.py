@@ -10,6 +10,8 @@ from contextlib import contextmanager
 import torch
 from threadpoolctl import threadpool_limits
 
+from raceway.engine.memory import keep_freed_memory
+
 
 def num_cores() -> int:
     """Return how many cores this process may use."""
@@ -17,8 +19,12 @@ def num_cores() -> int:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute with one thread in this process: what is played here must be what workers would play."""
+def as_in_a_worker() -> Iterator[None]:
+    """Compute in this process as workers do, who have one thread: what is played here must be what they would play.
+
+    Memory that is freed is kept, also afterwards.
+    """
+    keep_freed_memory()
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -41,7 +41,7 @@ from raceway.ops import (
 from raceway.policies import Policy, as_tensor, make_policy
 from raceway.policies.learner import gradients_of
 from raceway.rl import generalised_advantages
-from raceway.runs.machine import one_thread
+from raceway.runs.machine import as_in_a_worker
 from raceway.training import Training
 
 CFG = SimpleNamespace(value_coef=0.5, entropy_coef=0.01)
@@ -53,7 +53,7 @@ ROLLOUTS = RolloutSettings(
 
 @pytest.fixture(autouse=True)
 def _with_one_thread() -> Iterator[None]:
-    with one_thread():
+    with as_in_a_worker():
         yield
 
 
