@@ -5,9 +5,10 @@ python benchmarks/paper.py [--only sampling training] [--workers 1 2 4 8 16] [--
 The same algorithm three times: as a flow on the ray engine, written by hand on bare Ray actors and `ray.wait`, and as
 the same flow on the process engine. They take turns in short slices, the last one in every third turn.
 
-Both programs on Ray spend their time in the same workers and the same learner, so they are about equally fast, and a
-pair of slices scatters by a tenth here. So each row has the interval that the median lies in with a probability of 90 %
-(a bootstrap over the pairs), to tell a miss from noise. One more row holds the mean of all rows to 1.
+Both programs on Ray have the same workers, learner and Ray, which the engine started (so workers of both have ordinary
+priority). What is left to differ is how results travel and what malloc does. A pair of slices scatters by a tenth here,
+so each row has the interval that the median lies in with a probability of 90 % (a bootstrap over the pairs), to tell a
+miss from noise. One more row holds the mean of all rows to 1.
 """
 
 from __future__ import annotations

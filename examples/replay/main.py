@@ -38,7 +38,7 @@ from raceway.ops import (
 )
 from raceway.policies import as_tensor, make_policy
 from raceway.rl import Batch
-from raceway.runs.machine import one_thread
+from raceway.runs.machine import as_in_a_worker
 
 NONE = np.empty(0)
 
@@ -103,7 +103,7 @@ def main() -> None:
     policy = make_policy(slots.observation_space, slots.action_space, "mlp", rollouts.hidden, seed=options.seed)
     slots.close()
     learner, returns, steps, shown = Learner(policy, lr=3e-3), deque[float](maxlen=100), 0, 0
-    with one_thread(), make_engine(options.engine) as engine:
+    with as_in_a_worker(), make_engine(options.engine) as engine:
         workers = [engine.spawn(RolloutWorker, (rollouts,), name=f"worker-{number}") for number in range(2)]
         shards = [engine.spawn(ReplayShard, (replay, number), name=f"replay-{number}") for number in range(2)]
         UpdateWeights(learner, workers).send(workers)

@@ -17,7 +17,7 @@ import os
 import tempfile
 import weakref
 from collections import deque
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -269,7 +269,10 @@ class Arena:
 class ArenaView:
     """A reader's side: maps the owner's file and lends out slots as read-only arrays."""
 
+    _all: ClassVar[weakref.WeakSet[ArenaView]] = weakref.WeakSet()
+
     def __init__(self, fd: int, releases: np.ndarray[Any, Any]) -> None:
+        self._all.add(self)
         self.fd = fd
         self._releases = releases
         self._map: mmap.mmap | None = None
@@ -298,7 +301,19 @@ class ArenaView:
         """Let go of the file. Views that are still about stay good, but are not reported to the owner any more."""
         os.close(self.fd)
         self._map = None
+        self._fall_silent()
+
+    def _fall_silent(self) -> None:
         self._releases = np.zeros(NUM_SLOTS, np.uint16)
+
+    @classmethod
+    def after_fork(cls) -> None:
+        """In a child: what it lets go of, its parent may still read."""
+        for view in cls._all:
+            view._fall_silent()
+
+
+os.register_at_fork(after_in_child=ArenaView.after_fork)
 
 
 class _Lease(weakref.ref):  # type: ignore[type-arg]

@@ -2,11 +2,11 @@
 
 A value travels as one wire: a small header with the encoded body (`bytes`, which Ray moves without pickling them), and
 where there are large arrays a list of that and their memory, which Ray keeps in its object store and reads without a
-copy. Results from the driver's own machine leave their arrays in memory that it shares with them (`_nearby`). `Host` is
-what runs in an actor. What Ray tells on threads of its own is only put into an inbox there and handled
-in the reactor's loop: a thread of Ray's that waited for the engine's lock, held by one that waits for Ray, would never
-wake. But to be told of every result costs a fifth of a small call: who waits for nothing but calls asks Ray for them
-himself, and only calls that nobody has come to wait for are told of.
+copy. To and from actors on the driver's own machine, arrays of results and stored values go through memory that it
+shares with them (`_nearby`). `Host` is what runs in an actor. What Ray tells on threads of its own is only put into an
+inbox there and handled in the reactor's loop: a thread of Ray's that waited for the engine's lock, held by one that
+waits for Ray, would never wake. But to be told of every result costs a fifth of a small call: who waits for nothing but
+calls asks Ray for them himself, and only calls that nobody has come to wait for are told of.
 
 Requests of actors go through a mailbox, an asynchronous Ray actor, because Ray lets an actor call actors but not the
 driver. The mailbox also watches over the actors: it has one call out to each that can never begin, and that fails at
@@ -43,7 +43,7 @@ from raceway.engine._calls import Home, describe_error, name_of, owned, revive_e
 from raceway.engine._codec import Payload
 from raceway.engine._core import CoreActor, EngineCore
 from raceway.engine._handles import AwayTable, Handle
-from raceway.engine._nearby import Lane, Lender, Lent, Nearby, Offer, lender_of
+from raceway.engine._nearby import Lane, Lent, Nearby, Neighbour, Offer, neighbour_of
 from raceway.engine._reactor import Reactor
 from raceway.engine._sources import collect_sources
 from raceway.engine._worker import thread_environment
@@ -354,7 +354,12 @@ class RayEngine(EngineCore):
             if actor.node == self._node:
                 actor.lane = self._nearby.open()
                 if actor.lane is not None:
-                    actor.handle.share.remote(actor.lane.offer)
+                    self._when(actor.handle.share.remote(actor.lane.offer), partial(self._shared, key))
+
+    def _shared(self, key: int, result: Any) -> None:
+        actor = self._living.get(key)
+        if actor is not None and actor.lane is not None and result is True:
+            actor.lane.accepted = True
 
     def _late(self, key: int) -> None:
         actor = self._living.get(key)
@@ -408,7 +413,7 @@ class RayEngine(EngineCore):
         self._leaving.discard(key)
 
         def kill() -> None:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
 
         if node == self._node:
@@ -445,7 +450,9 @@ class RayEngine(EngineCore):
         values = [value for value in stored if value is not None]
         handles = [handle for part in (message.payload, *values) for handle in part.handles or ()]
         actor.before = message.wire if isinstance(message.wire, bytes) and not (handles or stored) else None
-        self._call_ray(actor, id, actor.invoke, handles, message.wire, *(value.keep for value in values))
+        self._call_ray(
+            actor, id, actor.invoke, handles, message.wire, *(value.keep.near(actor.lane) for value in values)
+        )
 
     def _call_ray(self, actor: RayActor, id: int, call: Any, handles: Sequence[Handle] | None, *wires: Wire) -> None:
         self._count(actor, handles)
@@ -495,7 +502,11 @@ class RayEngine(EngineCore):
             else:  # Ray lost the result, or could not store it
                 self.finished(actor, id, describe_error(result, actor.name, actor.calls[id][1].method), True)
             return
-        kind, numbers, payload = self._open(result, actor.lane)
+        try:
+            kind, numbers, payload = self._open(result, actor.lane)
+        except OSError as error:  # no more files or addresses to map it
+            self.finished(actor, id, describe_error(error, actor.name, actor.calls[id][1].method), True)
+            return
         actor.last_micros = numbers[0]
         pairs = iter(numbers[1:])
         for handle, arrivals in zip(pairs, pairs, strict=True):
@@ -549,7 +560,7 @@ class RayEngine(EngineCore):
                 stored = self._stored.get(request[1])
                 if stored is None:
                     raise ObjectFreed(f"reference {request[1]} is not stored here any more")
-                reply(Payload(b"", [stored.keep], stored.handles), False)
+                reply(Payload(b"", [stored.keep.far()], stored.handles), False)
                 return
         except RacewayError as error:
             reply(describe_error(error, actor.name, "request"), True)
@@ -578,13 +589,12 @@ class RayEngine(EngineCore):
     # Stored values.
 
     def _kept(self, payload: Payload) -> Payload:
-        """Write the value once; it is not held mapped here, so that Ray can spill it to disk."""
-        return Payload(b"", [], payload.handles, _share(payload))
+        return Payload(b"", [], payload.handles, _Kept(payload, self._nearby))
 
     def decode(self, payload: Payload) -> Any:
         """Rebuild a value."""
         if payload.keep is not None:
-            payload = _unpack(_fetched(payload.keep))[-1]
+            payload = payload.keep.payload()
         return _codec.decode(payload)
 
     # The end.
@@ -731,6 +741,35 @@ def _fetched(wire: Wire) -> Wire:
     return ray.get(wire) if isinstance(wire, ray.ObjectRef) else wire
 
 
+class _Kept:
+    """A stored value: on a shelf for actors that are near, with Ray, which may spill it to disk, for others."""
+
+    def __init__(self, payload: Payload, nearby: Nearby) -> None:
+        self._shelf = nearby.keep(payload.buffers) if payload.size > _INLINE_BYTES and payload.buffers else None
+        self._rest = Payload(bytes(payload.body), [], payload.handles) if self._shelf is not None else None
+        self._far = None if self._shelf is not None else _share(payload)
+
+    def near(self, lane: Lane | None) -> Wire:
+        """Return it for an actor that has this lane, which is about to be sent it."""
+        if self._shelf is None or lane is None or not lane.accepted:
+            return self.far()
+        assert self._rest is not None
+        return _pack(self._rest, lent=self._shelf.lend(lane))
+
+    def far(self) -> Wire:
+        """Return it for any actor."""
+        if self._far is None:
+            self._far = _share(self.payload())
+        return self._far
+
+    def payload(self) -> Payload:
+        """Return it for the driver."""
+        if self._shelf is None:
+            return _unpack(_fetched(self._far))[-1]
+        assert self._rest is not None
+        return Payload(self._rest.body, self._shelf.buffers(), self._rest.handles)
+
+
 # What runs in Ray's processes.
 
 
@@ -748,7 +787,7 @@ class Host:
         self._home = Home(None)
         self.before: Wire = None
         """The last call."""
-        self._lender: Lender | None = None
+        self._neighbour: Neighbour | None = None
         host.set_host(self)
         keep_freed_memory()
 
@@ -777,15 +816,19 @@ class Host:
         releases = self._handles.take_releases()
         for id, _ in releases:
             self._values.pop(id, None)
-        lent = self._lender.lend(result.buffers) if self._lender is not None and result.buffers else ()
+        lent = self._neighbour.lend(result.buffers) if self._neighbour is not None and result.buffers else ()
         return _pack(result, kind, [micros, *itertools.chain.from_iterable(releases)], handles, lent)
 
-    def share(self, offer: Offer) -> None:
-        """Leave the arrays of results in memory of the driver's from now on, if they can be."""
-        self._lender = lender_of(offer)
+    def share(self, offer: Offer) -> bool:
+        """Share memory with the driver from now on, if that can be; return whether."""
+        self._neighbour = neighbour_of(offer)
+        return self._neighbour is not None
 
     def _open(self, wire: Wire) -> tuple[int, tuple[int, ...], Payload]:
-        kind, numbers, handles, _, payload = _unpack(wire)
+        kind, numbers, handles, lent, payload = _unpack(wire)
+        if lent:
+            assert self._neighbour is not None
+            payload.buffers = self._neighbour.read(lent)
         if handles:
             payload.handles = self._handles.arrived(handles)
         return kind, numbers, payload
@@ -866,8 +909,8 @@ def _actor_class() -> type:
         def where(self) -> tuple[int, str]:
             return os.getpid(), ray.get_runtime_context().get_node_id()
 
-        def share(self, offer: Any) -> None:
-            self._host.share(offer)
+        def share(self, offer: Any) -> Any:
+            return self._host.share(offer)
 
         def construct(self, wire: Any) -> Any:
             return self._host.run(True, wire)

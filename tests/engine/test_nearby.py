@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from raceway.engine._nearby import Lane, Nearby, lender_of
+from raceway.engine._nearby import Lane, Nearby, neighbour_of
 from raceway.engine.ray import RayActor, RayEngine
 from tests.conftest import GENEROUS, eventually
 
@@ -36,7 +36,7 @@ def near(engine: RayEngine) -> RayActor:
     """Start an actor, and wait until it shares memory with the driver."""
     actor = engine.spawn(Giver)
     assert isinstance(actor, RayActor)
-    assert eventually(lambda: actor.lane is not None)
+    assert eventually(lambda: actor.lane is not None and actor.lane.accepted)
     return actor
 
 
@@ -79,7 +79,7 @@ def test_results_outlive_the_actor_and_the_engine(ray_session: None) -> None:
         assert actor.call("leave").exception(GENEROUS) is not None
         check(before, 1)
         engine.restart(actor).result(GENEROUS)
-        assert eventually(lambda: actor.lane is not None)
+        assert eventually(lambda: actor.lane is not None and actor.lane.accepted)
         after = actor.call("give", 2).result(GENEROUS)
         check(before, 1)
     check(before, 1)
@@ -124,19 +124,19 @@ def lane() -> Iterator[Lane]:
 
 def test_an_actor_knows_the_right_files(lane: Lane) -> None:
     path, device, inode = lane.offer.arena
-    lender = lender_of(lane.offer)
-    assert lender is not None
-    assert [bytes(part) for part in lane.read(lender.lend([b"one", b"other"]))] == [b"one", b"other"]
-    lender.close()
+    neighbour = neighbour_of(lane.offer)
+    assert neighbour is not None
+    assert [bytes(part) for part in lane.read(neighbour.lend([b"one", b"other"]))] == [b"one", b"other"]
+    neighbour.close()
     for wrong in ((path, device, inode + 1), (path, device + 1, inode), ("/proc/0/fd/3", device, inode)):
-        assert lender_of(dataclasses.replace(lane.offer, arena=wrong)) is None
-        assert lender_of(dataclasses.replace(lane.offer, control=wrong)) is None
+        assert neighbour_of(dataclasses.replace(lane.offer, arena=wrong)) is None
+        assert neighbour_of(dataclasses.replace(lane.offer, control=wrong)) is None
 
 
 def test_another_process_opens_them(lane: Lane) -> None:
     program = f"""
-from raceway.engine._nearby import Offer, lender_of
-print(*lender_of({lane.offer!r}).lend([b"from there"]))
+from raceway.engine._nearby import Offer, neighbour_of
+print(*neighbour_of({lane.offer!r}).lend([b"from there"]))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=GENEROUS)
     assert [bytes(part) for part in lane.read(tuple(map(int, done.stdout.split())))] == [b"from there"]
