@@ -6,9 +6,9 @@ The same algorithm three times: as a flow on the ray engine, written by hand on 
 the same flow on the process engine. They take turns in short slices, the last one in every third turn.
 
 Both programs on Ray have the same workers, learner and Ray, which the engine started (so workers of both have ordinary
-priority). What is left to differ is how results travel and what malloc does. A pair of slices scatters by a tenth here,
-so each row has the interval that the median lies in with a probability of 90 % (a bootstrap over the pairs), to tell a
-miss from noise. One more row holds the mean of all rows to 1.
+priority). What differs is the flow, how values travel, and that its workers keep freed memory. A pair of slices
+scatters by a tenth here, so each row has the interval that the median lies in with a probability of 90 % (a bootstrap
+over the pairs), to tell a miss from noise. One more row holds the mean of all rows to 1.
 """
 
 from __future__ import annotations

@@ -112,3 +112,28 @@ def test_calls_go_the_usual_way_if_this_ray_has_no_shorter_one() -> None:
 
     found = [_straight(handle, "again")() for handle in (Handle(), OtherHandle(), FittingHandle())]
     assert found == ["the usual way", "the usual way", "again straight"]
+
+
+@pytest.mark.parametrize(("given", "wanted"), [({}, 0), ({"RAY_worker_niceness": "7"}, 7)])
+def test_a_ray_of_its_own_runs_workers_at_ordinary_priority(given: dict[str, str], wanted: int) -> None:
+    program = """
+import os
+from raceway.engine import make_engine
+before = dict(os.environ)
+with make_engine("ray") as engine:
+    class Nice:
+        def level(self):
+            return os.nice(0)
+
+    print("niceness", engine.spawn(Nice).call("level").result(60), before == dict(os.environ))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=os.environ | given,
+        check=False,
+    )
+    assert f"niceness {wanted} True" in done.stdout, done.stdout + done.stderr
