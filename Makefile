@@ -18,7 +18,7 @@ demo: setup ## Train PPO on CartPole, in seconds
 
 test: setup lint ## Lint, check types, and run every test and doctest
 	@scripts/test-tools
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 setup: $(STAMP) ## Make .venv, or bring it up to date
 

@@ -77,7 +77,8 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     gc.collect()
     assert eventually(lambda: _processes() <= before[0], 10), f"processes left: {_processes() - before[0]}"
-    assert eventually(lambda: _files() <= before[3], 10), f"files left: {_files() - before[3]}"
+    # A driver that a test beside this one has killed leaves its folder until that test is over.
+    assert eventually(lambda: _files() <= before[3], 4 * GENEROUS), f"files left: {_files() - before[3]}"
     if with_ray:
         return  # a running Ray opens descriptors and starts threads of its own at any time
     assert eventually(lambda: _threads() <= before[1], 10), f"threads left: {_threads() - before[1]}"

@@ -313,7 +313,8 @@ class ArenaView:
             view._fall_silent()
 
 
-os.register_at_fork(after_in_child=ArenaView.after_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=ArenaView.after_fork)
 
 
 class _Lease(weakref.ref):  # type: ignore[type-arg]

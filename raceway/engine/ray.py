@@ -74,6 +74,7 @@ _AWAY_SECONDS = 0.05  # in which somebody who asked for results may come again
 _ASK_SECONDS = 0.1  # to wait for a result in Ray, where Ctrl-C is not noticed
 _QUICK_SECONDS = 0.0003  # for a result that was there, or nearly
 _GRACE_SECONDS = 0.25  # for Ray to end an actor; killed at once, Ray would report a crash
+_NICENESS = "RAY_worker_niceness"  # Ray's settings are read from variables of the environment
 _RESULT, _FAILURE, _REQUEST, _PARKS, _PUT = range(5)  # kinds of wire
 
 Wire = Any
@@ -177,7 +178,7 @@ class RayEngine(EngineCore):
             # Workers inherit these: faster than to have Ray prepare an environment for every actor.
             environ = thread_environment(1) | {"RAY_USAGE_STATS_ENABLED": "0"}
             # Ray would have them give way to all else, and then they compute a tenth slower, even on a free core.
-            environ |= {name: os.environ.get(name, "0") for name in ["RAY_worker_niceness"]}
+            environ[_NICENESS] = os.environ.get(_NICENESS, "0")
         _print_on_stderr()
         before = {name: os.environ.get(name) for name in environ}
         os.environ.update(environ)
