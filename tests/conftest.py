@@ -51,7 +51,7 @@ def _files() -> set[str]:
         f"{folder}/{name}"
         for folder in (tempfile.gettempdir(), "/dev/shm")
         for name in os.listdir(folder)
-        if "raceway" in name and not _is_anothers(name)
+        if "raceway" in name
     }
 
 
@@ -78,7 +78,8 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     gc.collect()
     assert eventually(lambda: _processes() <= before[0], 10), f"processes left: {_processes() - before[0]}"
     # A driver that a test beside this one has killed leaves its folder until that test is over.
-    assert eventually(lambda: _files() <= before[3], 4 * GENEROUS), f"files left: {_files() - before[3]}"
+    left_files = lambda: {path for path in _files() - before[3] if not _is_anothers(path)}  # noqa: E731
+    assert eventually(lambda: not left_files(), 4 * GENEROUS), f"files left: {left_files()}"
     if with_ray:
         return  # a running Ray opens descriptors and starts threads of its own at any time
     assert eventually(lambda: _threads() <= before[1], 10), f"threads left: {_threads() - before[1]}"
