@@ -24,7 +24,7 @@ from _harness import Report
 
 from raceway.algorithms import find_algorithm
 from raceway.flow import Event
-from raceway.training import Training
+from raceway.training.train import Training
 
 BAR = 0.7
 """Of the rate of the run that is left alone."""

@@ -21,7 +21,7 @@ from _harness import Report, seconds, taking_turns
 
 from raceway.engine import make_engine
 from raceway.engine.base import Restarts
-from raceway.engine.process import ProcessEngine
+from raceway.engine.process.engine import ProcessEngine
 from raceway.runner import Runner
 
 VALUES = {"an int": 1, "4 KB of floats": np.zeros(512), "1 MB of floats": np.zeros(131_072)}

@@ -24,7 +24,7 @@ import psutil
 from _harness import Report
 from gymnasium.envs.classic_control import CartPoleEnv
 
-from raceway.training import train
+from raceway.training.train import train
 
 SMALL: dict[str, Any] = {"num_envs": 4, "num_shards": 2, "fragment_steps": 64, "num_workers": 2}
 

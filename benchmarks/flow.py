@@ -31,7 +31,7 @@ from raceway.engine import make_engine
 from raceway.engine._core import EngineCore
 from raceway.engine.base import Actor
 from raceway.flow import Iter, ParIter, create, union_async
-from raceway.flow.trace import TraceWriter
+from raceway.flow.perfetto import TraceWriter
 
 Program = Callable[[list[Actor]], Iterator[Any]]
 

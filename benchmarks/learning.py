@@ -22,11 +22,11 @@ import gymnasium as gym
 import numpy as np
 from _harness import RESULTS, Report
 
-from raceway.comparing import curve
-from raceway.policies import Policy
-from raceway.runs.display import Watcher
-from raceway.runs.plots import need_matplotlib
-from raceway.training import train
+from raceway.agents import Policy
+from raceway.training.seeds import curve
+from raceway.training.train import train
+from raceway.ui.display import Watcher
+from raceway.ui.plots import need_matplotlib
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "benchmarks" / "learning.md"

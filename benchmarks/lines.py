@@ -32,12 +32,12 @@ NOT_OPERATORS = {"ReportMetrics", "parallel_rollouts", "Learner", "RolloutWorker
 ALL_OF_DQN = 300
 """Lines that it should take to understand DQN."""
 READ_TOO = (
-    ("raceway.algorithms._settings", "ReplayConfig"),
+    ("raceway.algorithms.shared_config", "ReplayConfig"),
     ("raceway.replay.buffer", "Replay"),
-    ("raceway.replay.columns", "Columns"),
-    ("raceway.replay.drawing", "Uniform"),
-    ("raceway.policies.distributions", "EpsilonGreedy"),
-    ("raceway.policies.networks", "Head"),
+    ("raceway.replay.storage", "Columns"),
+    ("raceway.replay.samplers", "Uniform"),
+    ("raceway.agents.distributions", "EpsilonGreedy"),
+    ("raceway.agents.networks", "Head"),
 )
 """What DQN is made of beside its operators: the replay class, and what acts by values."""
 

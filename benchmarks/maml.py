@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 from _harness import Report
 
+from raceway.agents import Policy
 from raceway.algorithms import find_algorithm
 from raceway.algorithms.maml import inner_loss
 from raceway.engine import make_engine
+from raceway.learner.adaptation import adapted
+from raceway.machine import as_in_a_worker
 from raceway.ops import FitBaseline, InnerAdapt, Learner, UpdateWeights, parallel_rollouts
-from raceway.policies import Policy
-from raceway.policies.adapting import adapted
-from raceway.recording import Result
 from raceway.rl import bootstrap_interval, episode_sums
-from raceway.runs.machine import as_in_a_worker
-from raceway.training import Training, train
+from raceway.runs.recorder import Result
+from raceway.training.train import Training, train
 
 NUM_TASKS, EPISODES = 40, 20
 HELD_OUT = 10_000

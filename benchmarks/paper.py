@@ -34,10 +34,10 @@ from raceway.algorithms import find_algorithm
 from raceway.algorithms.impala import loss
 from raceway.engine import make_engine
 from raceway.flow import Shard
+from raceway.machine import as_in_a_worker
 from raceway.ops import AddLogProbs, ConcatFragments, RolloutSettings, RolloutWorker
 from raceway.rl import Batch, num_steps
-from raceway.runs.machine import as_in_a_worker
-from raceway.training import Training
+from raceway.training.train import Training
 
 SAMPLING = {"env": "CartPole-v1", "fragment_steps": 250}
 BATCH = 100_000  # steps for one step of the optimiser

@@ -29,7 +29,7 @@ from torch import nn
 from torch.distributions import Categorical, Normal
 
 from raceway.algorithms import find_algorithm
-from raceway.training import Training, train
+from raceway.training.train import Training, train
 
 
 class PlainPolicy(nn.Module):

@@ -30,10 +30,10 @@ from _harness import Report
 from rollouts import Side, rates, ratio
 
 from raceway.engine import make_engine
+from raceway.machine import as_in_a_worker
 from raceway.ops import ReplaySettings, ReplayShard, StoreToReplay, parallel_replay
 from raceway.replay import Replay, SumTree
-from raceway.replay.frames import FrameColumns
-from raceway.runs.machine import as_in_a_worker
+from raceway.replay.frames import FrameStorage
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "torchrl_dqn" / "main.py"
 ROWS, CAPACITY = 256, 100_000
@@ -250,7 +250,7 @@ def atari(report: Report, blocks: int, length: float) -> None:
         )
         last = film[-4:]
     seconds = time.perf_counter() - begin
-    assert isinstance(replay.columns, FrameColumns)
+    assert isinstance(replay.columns, FrameStorage)
     batch = replay.sample(32)
     assert (batch["obs"][:, 1:] == batch["next_obs"][:, :-1]).all()
     gib = (psutil.Process().memory_info().rss - before) / 2**30

@@ -18,13 +18,13 @@ import gymnasium as gym
 import numpy as np
 from _harness import Report
 
+from raceway.agents import make_policy
 from raceway.algorithms import find_algorithm
 from raceway.envs import EnvSettings, make_slots
+from raceway.machine import as_in_a_worker
 from raceway.ops import RolloutSettings, RolloutWorker, parallel_rollouts
-from raceway.play import Collector
-from raceway.policies import make_policy
-from raceway.runs.machine import as_in_a_worker
-from raceway.training import Training
+from raceway.rollouts import Collector
+from raceway.training.train import Training
 
 Side = Callable[[], int]
 """Does some work and returns how many steps of environments it was."""

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from _harness import Report, seconds
 
+from raceway.checkpoints.store import Checkpoints
 from raceway.replay import Replay
-from raceway.runs.checkpoints import Checkpoints
-from raceway.training import train
+from raceway.training.train import train
 
 DEFAULT = 120.0
 """Seconds between two checkpoints, unless a user says otherwise."""

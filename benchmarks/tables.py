@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from _harness import RESULTS, Report
 
-from raceway.comparing import curve
 from raceway.rl import bootstrap_interval, interquartile_mean
-from raceway.runs.plots import plot_seeds
-from raceway.training import train
+from raceway.training.seeds import curve
+from raceway.training.train import train
+from raceway.ui.plots import plot_seeds
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "benchmarks" / "reinforce.md"

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from raceway.engine import make_engine
     from raceway.errors import RacewayError
-    from raceway.loading import load
+    from raceway.loaded_policy import load
     from raceway.runner import Runner
-    from raceway.training import resume, train
+    from raceway.training.train import resume, train
 
 __version__ = "0.1.0"
 
@@ -22,10 +22,10 @@ __all__ = ["RacewayError", "Runner", "__version__", "load", "make_engine", "resu
 _HOMES = {
     "RacewayError": "raceway.errors",
     "Runner": "raceway.runner",
-    "load": "raceway.loading",
+    "load": "raceway.loaded_policy",
     "make_engine": "raceway.engine",
-    "resume": "raceway.training",
-    "train": "raceway.training",
+    "resume": "raceway.training.train",
+    "train": "raceway.training.train",
 }
 
 

@@ -12,7 +12,8 @@ import os
 import sys
 from importlib import metadata
 
-from raceway.errors import EnvironmentFailed, OperatorError, RacewayError, known, unknown
+from raceway.checks import check_choice, unknown_name
+from raceway.errors import EnvironmentFailed, OperatorError, RacewayError
 
 INTERRUPTED = 130
 
@@ -45,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _begin_log() -> None:
     level = os.environ.get("RACEWAY_LOG", "").upper() or "WARNING"
-    known("level in RACEWAY_LOG", level, logging.getLevelNamesMapping())
+    check_choice("level in RACEWAY_LOG", level, logging.getLevelNamesMapping())
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
 
 
@@ -65,7 +66,7 @@ def _run(arguments: list[str]) -> int:
     for name, (_, text) in COMMANDS.items():
         commands.add_parser(name, help=text, add_help=False)
     if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
-        raise unknown("command", arguments[0], COMMANDS)
+        raise unknown_name("command", arguments[0], COMMANDS)
     command = parser.parse_known_args(arguments)[0].command
     module, _, name = COMMANDS[command][0].partition(":")
     function = getattr(importlib.import_module(f"raceway.commands.{module}"), name)

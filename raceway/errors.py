@@ -28,12 +28,10 @@ RacewayError
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 import pickle
 import traceback
-from collections.abc import Collection, Iterable
 from types import TracebackType
 from typing import Any
 
@@ -234,62 +232,3 @@ class ForeignReference(UnknownReference):
 
 class ObjectFreed(UnknownReference):
     """The object is gone: nobody referred to it any more, or it was freed by hand."""
-
-
-def unknown(what: str, value: object, choices: Iterable[str], hint: str = "") -> ConfigError:
-    """Return the error for a name that is none of `choices`.
-
-    >>> print(unknown("engine", "proces", ["inline", "process", "ray"]))
-    unknown engine 'proces'. Did you mean 'process'? Choose from: inline, process, ray.
-    """
-    names = sorted(choices)
-    close = difflib.get_close_matches(str(value), names, n=1)
-    guess = f" Did you mean {close[0]!r}?" if close else ""
-    return ConfigError(f"unknown {what} {value!r}.{guess} Choose from: {', '.join(names)}.{' ' + hint if hint else ''}")
-
-
-def known(what: str, value: str, choices: Collection[str]) -> str:
-    """Check that a name is one of `choices` and return it.
-
-    >>> known("engine", "ray", ["inline", "process", "ray"])
-    'ray'
-    """
-    if value not in choices:
-        raise unknown(what, value, choices)
-    return value
-
-
-def whole(what: str, value: object, least: int = 1) -> int:
-    """Check a count and return it.
-
-    >>> whole("batch size", 4)
-    4
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{what} must be a whole number from {least}, not {value!r}")
-    return value
-
-
-def positive(what: str, value: object) -> float:
-    """Check a number and return it.
-
-    >>> positive("deadline", 2.5)
-    2.5
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-        raise ConfigError(f"{what} must be a number above 0, not {value!r}")
-    return value
-
-
-def close_all(things: Iterable[Any], during: BaseException | None = None) -> None:
-    """Close every one of them, whatever the others do. Then raise the first error; during another, log them all."""
-    errors = []
-    for thing in things:
-        try:
-            thing.close()
-        except Exception as error:
-            errors.append(error)
-    if errors and during is None:
-        raise errors[0]
-    for failure in errors:
-        _log.error("while it was closed because of %r: %r", during, failure)

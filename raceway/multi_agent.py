@@ -16,18 +16,19 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+from raceway.agents import Policy
 from raceway.algorithms import Algorithm, Context, find_algorithm
+from raceway.checks import check_int, check_positive
 from raceway.engine import make_engine
 from raceway.engine.base import Actor
 from raceway.envs import EnvSettings, Purpose, seed_of
-from raceway.envs.multi import MultiAgentSettings
-from raceway.errors import ConfigError, positive, whole
+from raceway.envs.multi_agent import MultiAgentSettings
+from raceway.errors import ConfigError
 from raceway.flow import Iter, ParIter, create, union_async
+from raceway.machine import as_in_a_worker
 from raceway.ops import ReportMetrics
-from raceway.ops.multi import Gathered, MultiRolloutSettings, MultiRolloutWorker, Select
-from raceway.policies import Policy
+from raceway.ops.multi_agent import Gathered, MultiRolloutSettings, MultiRolloutWorker, Select
 from raceway.rl import Batch
-from raceway.runs.machine import as_in_a_worker
 
 
 @dataclass
@@ -92,7 +93,7 @@ class MultiTraining:
     ) -> None:
         self.env = MultiAgentSettings(env, policies, env_kwargs or {})
         for name, number in (("num_envs", num_envs), ("num_shards", num_shards), ("fragment_steps", fragment_steps)):
-            whole(name, number)
+            check_int(name, number)
         if num_envs % num_shards:
             raise ConfigError(f"num_envs {num_envs} cannot be divided into {num_shards} shards. Make it a multiple.")
         spaces = self.env.spaces()
@@ -117,7 +118,7 @@ class MultiTraining:
             policies=made,
             seed=seed,
         )
-        self.engine, self.num_workers = engine, whole("num_workers", num_workers)
+        self.engine, self.num_workers = engine, check_int("num_workers", num_workers)
         self.policies = self.rollouts.make_policies(seed_of(seed, Purpose.WEIGHTS))
 
     @contextmanager
@@ -149,7 +150,7 @@ class MultiTraining:
         if total_timesteps is None and stop_seconds is None:
             raise ConfigError("give total_timesteps or stop_seconds: otherwise it would never end")
         if stop_seconds is not None:
-            positive("stop_seconds", stop_seconds)
+            check_positive("stop_seconds", stop_seconds)
         names = list(self.algorithms)
         result = MultiResult(self.policies, {name: [] for name in names}, {name: [] for name in names})
         began = time.perf_counter()

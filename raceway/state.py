@@ -1,57 +1,112 @@
-"""What can be stopped and go on later: the state of an object as a value, and back.
+"""The state of an object as plain data, so that a run can be saved and resumed.
 
-An object that has `state()` and `restore(state)` decides for itself. Of any other the attributes that are plain data
-are its state: numbers, text, arrays, random generators, and collections of them. What else it holds (networks, handles
-of actors, functions) is taken to be how it was made.
+An object with `state()` and `restore(state)` defines its own state; `Stateful` gives it both from a list of attribute
+names. For any other object, the state is every attribute that holds plain data: numbers, text, arrays, random
+generators, and collections of them. Anything else (networks, actor handles, functions) belongs to its construction.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from raceway.given import asked_for
+from raceway.injection import injected_parameters
 
 _DATA = (type(None), bool, int, float, str, bytes)
-
-RECORDS: dict[str, type] = {}
-"""Classes whose objects are plain data, by name: named tuples, dataclasses, and dicts of a kind."""
 
 C = TypeVar("C", bound=type)
 
 
-def record(cls: C) -> C:
-    """Take the objects of a class for plain data, which is kept with whatever holds it."""
-    RECORDS[cls.__name__] = cls
-    return cls
+@dataclass(frozen=True)
+class Record:
+    """A class whose instances are saved as plain data: a named tuple, a dataclass, or a dict subclass."""
+
+    cls: type
+    wall_clock: frozenset[str] = frozenset()
+    """Fields that hold times or worker names, which are no part of a state's hash."""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """New names of fields, by the names they have in older checkpoints."""
+
+
+RECORDS: dict[str, Record] = {}
+"""Records by module and qualified name."""
+_FORMER_NAMES: dict[str, str] = {}
+"""Keys of `RECORDS`, by the names that older checkpoints use."""
+
+
+def record(
+    *, wall_clock: tuple[str, ...] = (), renamed: Mapping[str, str] | None = None, formerly: tuple[str, ...] = ()
+) -> Callable[[C], C]:
+    """Register a class whose instances are plain data, saved with the object that holds them.
+
+    Args:
+        wall_clock: fields that hold times or worker names, which are no part of a state's hash.
+        renamed: new names of fields, by the names they have in older checkpoints.
+        formerly: names under which older checkpoints know the class.
+
+    >>> from typing import NamedTuple
+    >>> @record()
+    ... class Point(NamedTuple):
+    ...     x: float
+    """
+
+    def register(cls: C) -> C:
+        name = record_name(cls)
+        RECORDS[name] = Record(cls, frozenset(wall_clock), dict(renamed or {}))
+        _FORMER_NAMES.update(dict.fromkeys(formerly, name))
+        return cls
+
+    return register
+
+
+def record_name(cls: type) -> str:
+    """Return the name that checkpoints use for a record class: its module and qualified name."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def find_record(name: str) -> Record:
+    """Return a record by the name in a checkpoint, or by one that an older version used.
+
+    Before the registry was keyed by module, checkpoints held the bare class name.
+    """
+    if name in RECORDS:
+        return RECORDS[name]
+    if name in _FORMER_NAMES:
+        return RECORDS[_FORMER_NAMES[name]]
+    matches = [entry for entry in RECORDS.values() if entry.cls.__name__ == name]
+    if len(matches) != 1:
+        raise KeyError(name)
+    return matches[0]
 
 
 class Stateful:
-    """Something whose state is certain attributes."""
+    """An object whose state is a fixed list of attributes."""
 
-    kept: ClassVar[tuple[str, ...]] = ()
-    """The attributes that change while it runs."""
+    state_attributes: ClassVar[tuple[str, ...]] = ()
+    """Names of the attributes that change while it runs. Constants are not listed."""
 
     def state(self) -> Any:
-        """Return what is needed to go on from here. It may share values with the object: copy it to keep it."""
-        return {name: getattr(self, name) for name in self.kept}
+        """Return what is needed to resume from here. It may share values with the object: copy it to keep it."""
+        return {name: getattr(self, name) for name in self.state_attributes}
 
     def restore(self, state: Any) -> None:
-        """Go on from there."""
-        for name in self.kept:
+        """Resume from a state."""
+        for name in self.state_attributes:
             setattr(self, name, state[name])
 
 
-def decides(thing: object) -> bool:
-    """Whether an object has a `state()` and a `restore()` of its own."""
-    return hasattr(thing, "state") and hasattr(thing, "restore")
+def has_state_methods(obj: object) -> bool:
+    """Whether an object defines its own `state()` and `restore()`."""
+    return hasattr(obj, "state") and hasattr(obj, "restore")
 
 
-def state_of(thing: Any) -> Any:
+def state_of(obj: Any) -> Any:
     """Return the state of any object.
 
     >>> class Counter:
@@ -59,79 +114,80 @@ def state_of(thing: Any) -> Any:
     >>> state_of(Counter())
     {'count': 0}
     """
-    thing = _holder(thing)
-    if inspect.isroutine(thing) or isinstance(thing, type):
+    obj = _stateful_part(obj)
+    if inspect.isroutine(obj) or isinstance(obj, type):
         return None
-    if decides(thing):
-        return thing.state()
-    if not hasattr(thing, "__dict__"):
+    if has_state_methods(obj):
+        return obj.state()
+    if not hasattr(obj, "__dict__"):
         return None
-    plain = {name: _plain(value) for name, value in vars(thing).items()}
-    return {name: value for name, value in plain.items() if _is_data(value)}
+    attributes = {name: _builtin_container(value) for name, value in vars(obj).items()}
+    return {name: value for name, value in attributes.items() if _is_plain_data(value)}
 
 
-def restore(thing: Any, state: Any) -> None:
-    """Give an object back the state that `state_of` returned."""
-    thing = _holder(thing)
+def restore(obj: Any, state: Any) -> None:
+    """Restore the state that `state_of` returned."""
+    obj = _stateful_part(obj)
     if state is None:
         return
-    if decides(thing):
-        thing.restore(state)
+    if has_state_methods(obj):
+        obj.restore(state)
     else:
         for name, value in state.items():
-            setattr(thing, name, _of_its_kind(value, vars(thing).get(name)))
+            setattr(obj, name, _like_current(value, vars(obj).get(name)))
 
 
-def state_of_actor(thing: Any, shard: Any) -> Any:
-    """Return what an actor's object says of itself, or of the shard if it asks for that; None if it says nothing."""
-    return thing.state(**_asked(thing.state, shard)) if decides(thing) else None
+def state_of_actor(obj: Any, shard: Any) -> Any:
+    """Return the state of an actor's object, or of one shard in it if its `state` asks for `shard`; else None."""
+    return obj.state(**_injected_shard(obj.state, shard)) if has_state_methods(obj) else None
 
 
-def restore_actor(thing: Any, state: Any, shard: Any) -> None:
-    """Give an actor's object back what `state_of_actor` returned."""
+def restore_actor(obj: Any, state: Any, shard: Any) -> None:
+    """Restore what `state_of_actor` returned."""
     if state is not None:
-        thing.restore(state, **_asked(thing.restore, shard))
+        obj.restore(state, **_injected_shard(obj.restore, shard))
 
 
-def _asked(method: Any, shard: Any) -> dict[str, Any]:
-    return dict.fromkeys(asked_for(method, ("shard",), "of an actor's state"), shard)
+def _injected_shard(method: Any, shard: Any) -> dict[str, Any]:
+    return dict.fromkeys(injected_parameters(method, ("shard",), "of an actor's state"), shard)
 
 
-def _holder(thing: Any) -> Any:
-    """Return what holds the state of a callable: the object of a method, or what a partial calls."""
-    while isinstance(thing, partial):
-        thing = thing.func
-    return thing.__self__ if inspect.ismethod(thing) else thing
+def _stateful_part(obj: Any) -> Any:
+    """Return the object that holds the state of a callable: a method's `self`, or the function inside a partial."""
+    while isinstance(obj, partial):
+        obj = obj.func
+    return obj.__self__ if inspect.ismethod(obj) else obj
 
 
 def _is_record(value: Any) -> bool:
-    return RECORDS.get(type(value).__name__) is type(value)
+    entry = RECORDS.get(record_name(type(value)))
+    return entry is not None and entry.cls is type(value)
 
 
-def _plain(value: Any) -> Any:
-    """Return a dict or tuple of a kind, such as a defaultdict, as just that: its kind is how it was made."""
+def _builtin_container(value: Any) -> Any:
+    """Return a dict or tuple subclass as a plain dict or tuple: the subclass belongs to how it was constructed."""
     if _is_record(value):
         return value
     return dict(value) if isinstance(value, dict) else tuple(value) if isinstance(value, tuple) else value
 
 
-def _of_its_kind(value: Any, there: Any) -> Any:
-    """Return a value as what is in its place was made."""
-    if isinstance(there, dict) and type(there) is not type(value):
-        there.clear()
-        there.update(value)
-        return there
-    return there._make(value) if hasattr(there, "_make") and type(value) is tuple else value
+def _like_current(value: Any, current: Any) -> Any:
+    """Return a restored value in the same dict or tuple subclass as the attribute's current value."""
+    if isinstance(current, dict) and type(current) is not type(value):
+        current.clear()
+        current.update(value)
+        return current
+    return current._make(value) if hasattr(current, "_make") and type(value) is tuple else value
 
 
-def _is_data(value: Any) -> bool:
+def _is_plain_data(value: Any) -> bool:
     kind = type(value)
     if _is_record(value):
         return True
     if kind is dict:
-        return all(map(_is_data, (*value, *value.values())))
+        return all(map(_is_plain_data, (*value, *value.values())))
     if kind in (list, tuple, set, deque):
-        return all(map(_is_data, value))
+        return all(map(_is_plain_data, value))
     if kind is np.ndarray:
         return value.dtype.kind in "biufcmM"
     return kind in _DATA or isinstance(value, (np.generic, np.random.Generator))

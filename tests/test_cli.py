@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from raceway.cli import main
-from raceway.runs.display import Lines, Live
+from raceway.ui.display import Lines, Live
 from tests.conftest import GENEROUS
 
 ROOT = Path(__file__).parents[1]
@@ -242,7 +242,7 @@ def test_the_displays_are_fed_by_hand() -> None:
         "rollout/ep_len_mean": None, "rollout/iteration_rew_mean": None, "train/loss": 0.5, "returns": [],
     }  # fmt: skip
     from raceway.algorithms import find_algorithm
-    from raceway.training import Training
+    from raceway.training.train import Training
 
     found = find_algorithm("reinforce")
     training = Training(found, found.settings(stop_seconds=100.0, engine="inline"))
@@ -259,7 +259,7 @@ def test_the_displays_are_fed_by_hand() -> None:
 
 @pytest.mark.parametrize("watcher", [Lines, Live])
 def test_iterations_before_anything_is_learnt_are_shown_too(watcher: type[Any], tmp_path: Path) -> None:
-    from raceway.training import train
+    from raceway.training.train import train
 
     out = io.StringIO()
     shown = Lines(out) if watcher is Lines else Live(Console(file=out, force_terminal=True, width=100))

@@ -9,30 +9,31 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "raceway"
 
 LAYERS = [
-    {"errors", "words"},
-    {"given"},
+    {"errors", "formatting"},
+    {"checks", "cleanup", "schema"},
+    {"injection"},
     {"state"},
-    {"limits"},
     {"engine"},
     {"flow"},
     {"runner"},
     {"rl"},
-    {"envs", "policies", "replay"},
-    {"play"},
+    {"autograd"},
+    {"envs", "agents", "replay"},
+    {"learner"},
+    {"rollouts"},
     {"ops"},
-    {"algorithms", "runs", "torchrl"},
-    {"resuming"},
-    {"recording"},
-    {"training", "loading"},
-    {"multi_agent"},
-    {"comparing"},
+    {"algorithms", "checkpoints", "machine", "signals", "torchrl"},
+    {"runs"},
+    {"ui"},
+    {"training"},
+    {"loaded_policy", "multi_agent"},
     {"commands"},
     {"cli", "dashboard"},
 ]
 RANK = {package: rank for rank, layer in enumerate(LAYERS) for package in layer}
 FRONT_DOOR = {"__init__", "__main__"}  # they stand above every layer
 
-ONLY_IN = {"ray": "raceway/engine/ray.py", "torchrl": "raceway/torchrl/", "tensordict": "raceway/torchrl/"}
+ONLY_IN = {"ray": "raceway/engine/ray/", "torchrl": "raceway/torchrl/", "tensordict": "raceway/torchrl/"}
 NEVER_IN = {"torch": "raceway/flow/", "gymnasium": "raceway/flow/"}
 
 
@@ -109,7 +110,7 @@ def test_every_package_has_a_layer() -> None:
         ("raceway/engine/inline.py", "importlib.import_module('raceway.cli')"),
         ("raceway/flow/graph.py", "import torch.nn"),
         ("raceway/rl/returns.py", "from raceway.replay import Uniform"),
-        ("raceway/runs/directory.py", "from raceway.algorithms import base"),
+        ("raceway/checkpoints/store.py", "from raceway.runs import directory"),
         ("raceway/algorithms/dqn.py", "from tensordict import TensorDict"),
         ("raceway/algorithms/dqn.py", "import torchrl.objectives"),
         ("raceway/errors.py", "from .engine import base"),
@@ -124,7 +125,7 @@ def test_an_upward_import_is_found(path: str, source: str) -> None:
     ("path", "source"),
     [
         ("raceway/__init__.py", "from raceway.runner import Runner\nfrom . import cli"),
-        ("raceway/engine/ray.py", "import ray\nfrom ray.actor import ActorHandle"),
+        ("raceway/engine/ray/engine.py", "import ray\nfrom ray.actor import ActorHandle"),
         ("raceway/engine/__init__.py", "from . import ray\nfrom .base import Engine\nfrom ..errors import EngineError"),
         ("raceway/engine/inline.py", "import os, numpy\nimport torch\nfrom raceway.engine.base import Engine"),
         ("raceway/runner/runner.py", "from raceway.engine import ray\nfrom raceway import errors, flow"),

@@ -11,8 +11,8 @@ import raceway.flow
 import raceway.runner
 from raceway.engine.base import Engine
 from raceway.engine.inline import InlineEngine
-from raceway.engine.process import ProcessEngine
-from raceway.engine.ray import RayEngine
+from raceway.engine.process.engine import ProcessEngine
+from raceway.engine.ray.engine import RayEngine
 
 # The stable API. A name is added here on purpose, and removed only after its deprecation (see CONTRIBUTING.md).
 PUBLIC_NAMES = ["RacewayError", "Runner", "__version__", "load", "make_engine", "resume", "train"]

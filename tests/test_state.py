@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raceway.runs.coding import decode, encode
+from raceway.checkpoints.encoding import decode, encode
 from raceway.state import restore, state_of
 
 Pair = namedtuple("Pair", ["left", "right"])

@@ -13,7 +13,7 @@ from typing import Any
 
 from raceway.engine import make_engine
 from raceway.engine.base import Actor
-from raceway.flow import Envelope, Iter, create, given, send_msg, union, union_async
+from raceway.flow import Envelope, Iter, create, injected, send_msg, union, union_async
 
 Rollout = dict[str, Any]
 Stats = dict[str, float]
@@ -56,7 +56,7 @@ class ReplayBuffer:
 # Operators: what happens to one item. Those that send messages hold handles of the actors they send them to.
 
 
-def compute_gradients(rollout: Rollout, *, actor: RolloutWorker = given) -> float:
+def compute_gradients(rollout: Rollout, *, actor: RolloutWorker = injected) -> float:
     """Return a gradient, where the rollout and the weights are."""
     return 0.1 * rollout["steps"] / (1 + actor.weights)
 
@@ -68,7 +68,7 @@ class ApplyGradients:
         self.workers = workers  # to whom it may send: `explain` draws it
         self.weights, self.version = 0.0, 0
 
-    def __call__(self, gradient: float, *, envelope: Envelope = given) -> Stats:
+    def __call__(self, gradient: float, *, envelope: Envelope = injected) -> Stats:
         self.weights += gradient
         self.version += 1
         for source in envelope.sources:
@@ -125,7 +125,7 @@ class UpdateWeights:
     def __init__(self, learner: TrainOneStep) -> None:
         self.learner = learner
 
-    def __call__(self, rollout: Rollout, *, envelope: Envelope = given) -> Rollout:
+    def __call__(self, rollout: Rollout, *, envelope: Envelope = injected) -> Rollout:
         for source in envelope.sources:
             send_msg(source, "set_weights", self.learner.weights, version=self.learner.version)
         return rollout

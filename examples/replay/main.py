@@ -17,9 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from raceway.agents import as_tensor, make_policy
 from raceway.engine import make_engine
 from raceway.envs import EnvSettings, make_slots
 from raceway.flow import Iter, union
+from raceway.machine import as_in_a_worker
 from raceway.ops import (
     ConcatBatches,
     Learner,
@@ -36,9 +38,7 @@ from raceway.ops import (
     parallel_rollouts,
     replay_limits,
 )
-from raceway.policies import as_tensor, make_policy
 from raceway.rl import Batch
-from raceway.runs.machine import as_in_a_worker
 
 NONE = np.empty(0)
 
@@ -78,7 +78,7 @@ def plan(workers: list[Any], shards: list[Any], rollouts: RolloutSettings, learn
         .for_each(StoreToReplay(shards))
     )
     train = (
-        parallel_replay(shards, in_step=True)
+        parallel_replay(shards, synchronous=True)
         .for_each(TrainValues(learner))
         .for_each(UpdatePriorities())
         .for_each(UpdateWeights(learner, workers))

@@ -16,8 +16,8 @@ from functools import partial
 from typing import Any
 
 from raceway.algorithms import a2c
-from raceway.algorithms._settings import ActorCriticConfig
 from raceway.algorithms.base import Context, algorithm
+from raceway.algorithms.shared_config import ActorCriticConfig
 from raceway.errors import ConfigError
 from raceway.flow import Iter, ParIter
 from raceway.ops import AddAdvantages, ApplyGradients, ComputeGradients, TrainStats

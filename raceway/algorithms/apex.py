@@ -25,9 +25,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
-from raceway.algorithms._settings import ReplayConfig
+from raceway.agents import Policy
 from raceway.algorithms.base import Context, algorithm
-from raceway.errors import whole
+from raceway.algorithms.shared_config import ReplayConfig
+from raceway.checks import check_int
 from raceway.flow import Iter, ParIter, union_async
 from raceway.ops import (
     CountSteps,
@@ -41,7 +42,6 @@ from raceway.ops import (
     UpdateTarget,
     parallel_replay,
 )
-from raceway.policies import Policy
 from raceway.rl import Batch
 
 
@@ -70,7 +70,7 @@ class Config(ReplayConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole("replay_shards", self.replay_shards)
+        check_int("replay_shards", self.replay_shards)
 
     @property
     def replay(self) -> ReplaySettings:

@@ -13,14 +13,15 @@ from typing import Any, ClassVar, Self
 
 from gymnasium import spaces
 
+from raceway.agents import Policy
+from raceway.checks import check_choice, check_int, check_positive, unknown_name
 from raceway.engine.base import Actor
 from raceway.envs import EnvSettings, Purpose, Slots, SteppedSlots, seed_of
 from raceway.envs.names import find
-from raceway.errors import ConfigError, known, positive, unknown, whole
+from raceway.errors import ConfigError
 from raceway.flow import Iter, ParIter
+from raceway.learner.learner import device_named
 from raceway.ops import Learner, ReplaySettings, ReplayShard, RolloutSettings, TrainStats, UpdateWeights
-from raceway.policies import Policy
-from raceway.policies.learner import device_named
 from raceway.rl import Batch, Linear
 
 ACTIONS = {"discrete": spaces.Discrete, "multidiscrete": spaces.MultiDiscrete, "box": spaces.Box}
@@ -104,32 +105,32 @@ class AlgorithmConfig:
     """Episodes of one such evaluation."""
 
     def __post_init__(self) -> None:
-        known("engine", self.engine, ("inline", "process", "ray"))
+        check_choice("engine", self.engine, ("inline", "process", "ray"))
         if self.address is not None and self.engine != "ray":
             raise ConfigError(f"--address is of a Ray cluster, and the engine is {self.engine}. Use --engine ray.")
-        whole("seed", self.seed, 0)
-        whole("max_env_failures", self.max_env_failures, 0)
-        whole("max_restarts", self.max_restarts)
+        check_int("seed", self.seed, 0)
+        check_int("max_env_failures", self.max_env_failures, 0)
+        check_int("max_restarts", self.max_restarts)
         for name in _WHOLE:
             if getattr(self, name, None) is not None:
-                whole(name, getattr(self, name))
+                check_int(name, getattr(self, name))
         for name in _POSITIVE:
             if getattr(self, name, None) is not None:
-                positive(name, getattr(self, name))
+                check_positive(name, getattr(self, name))
         if not self.save_seconds >= 0:
             raise ConfigError(f"save_seconds must be a number of seconds, or 0 for never, not {self.save_seconds!r}")
         if self.num_workers != "auto":
-            whole("num_workers", self.num_workers)
+            check_int("num_workers", self.num_workers)
         if self.num_shards is not None and self.num_envs % self.num_shards:
             raise ConfigError(
                 f"num_envs {self.num_envs} cannot be divided into {self.num_shards} shards. Make it a multiple."
             )
         if isinstance(self.network, str) and ":" not in self.network:
-            known("network", self.network, ("mlp", "lstm"))
+            check_choice("network", self.network, ("mlp", "lstm"))
         if hasattr(self, "learner_on"):
-            known("place of the learner", self.learner_on, ("driver", "thread", "actor"))
+            check_choice("place of the learner", self.learner_on, ("driver", "thread", "actor"))
         if getattr(self, "activation", None) is not None:
-            known("activation", self.activation, ("relu", "tanh"))  # type: ignore[attr-defined]
+            check_choice("activation", self.activation, ("relu", "tanh"))  # type: ignore[attr-defined]
 
     def for_env(self, slots: Slots) -> Self:
         """Return the same with what depends on the environment filled in."""
@@ -258,7 +259,7 @@ class Algorithm:
         names = {one.name for one in dataclasses.fields(self.config)}
         for name in settings:
             if name not in names:
-                raise unknown(f"setting of {self.name}", name, names)
+                raise unknown_name(f"setting of {self.name}", name, names)
         return self.config(**{**self.preset(settings), **settings})
 
     def preset(self, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -315,7 +316,7 @@ def find_algorithm(name: str) -> Algorithm:
     if name not in _REGISTERED:
         names = algorithm_names()
         if name not in names:
-            raise unknown("algorithm", name, names)
+            raise unknown_name("algorithm", name, names)
         for point in entry_points(group=ENTRY_POINTS, name=name):
             point.load()
         if name not in _REGISTERED:

@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
-from raceway.algorithms._settings import ReplayConfig
+from raceway.agents import Policy
 from raceway.algorithms.base import Context, algorithm
+from raceway.algorithms.shared_config import ReplayConfig
 from raceway.flow import Iter, ParIter, union
 from raceway.ops import (
     ConcatBatches,
@@ -38,7 +39,6 @@ from raceway.ops import (
     UpdateTarget,
     parallel_replay,
 )
-from raceway.policies import Policy
 from raceway.rl import Batch, Linear
 
 
@@ -111,7 +111,7 @@ def dqn(rollouts: ParIter[Batch], cfg: Config, ctx: Context) -> Iter[TrainStats]
         .for_each(CountSteps(ctx.learner))
     )
     replay = (
-        parallel_replay(shards, in_step=True)
+        parallel_replay(shards, synchronous=True)
         .for_each(TrainOneStep(ctx.learner, partial(loss, target=ctx.learner.target)))
         .for_each(UpdateTarget(ctx.learner, cfg.target_every))
         .for_each(ctx.weights(every=cfg.updates_a_round))

@@ -20,13 +20,14 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from raceway.agents import Policy
 from raceway.algorithms.base import AlgorithmConfig, Context, algorithm
+from raceway.checks import check_int, check_positive
 from raceway.envs import Slots, has_tasks
-from raceway.errors import ConfigError, positive, whole
+from raceway.errors import ConfigError
 from raceway.flow import Iter, ParIter
+from raceway.learner.adaptation import adapted
 from raceway.ops import FitBaseline, InnerAdapt, MetaUpdate, TrainStats
-from raceway.policies import Policy
-from raceway.policies.adapting import adapted
 from raceway.rl import Batch
 
 
@@ -59,8 +60,8 @@ class Config(AlgorithmConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole("inner_steps", self.inner_steps)
-        positive("inner_lr", self.inner_lr)
+        check_int("inner_steps", self.inner_steps)
+        check_positive("inner_lr", self.inner_lr)
 
     def for_env(self, slots: Slots) -> Self:
         """Refuse environments without tasks."""

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raceway.algorithms._settings import ActorCriticConfig
+from raceway.agents import Policy
 from raceway.algorithms.base import Context, algorithm
+from raceway.algorithms.shared_config import ActorCriticConfig
 from raceway.flow import Iter, ParIter
 from raceway.ops import AddAdvantages, ConcatBatches, StandardizeFields, TrainOneStep, TrainStats
-from raceway.policies import Policy
 from raceway.rl import Batch
 
 

@@ -19,12 +19,12 @@ from typing import Any, Self
 from gymnasium import spaces
 from torch import Tensor
 
+from raceway.agents import Policy
 from raceway.algorithms.base import AlgorithmConfig, Context, algorithm
+from raceway.checks import check_int
 from raceway.envs import Slots
-from raceway.errors import whole
 from raceway.flow import Iter, ParIter
 from raceway.ops import AddReturns, ConcatBatches, TrainOneStep, TrainStats
-from raceway.policies import Policy
 from raceway.rl import Batch
 
 
@@ -43,7 +43,7 @@ class Config(AlgorithmConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole("episodes_per_iter", self.episodes_per_iter)
+        check_int("episodes_per_iter", self.episodes_per_iter)
 
     def for_env(self, slots: Slots) -> Self:
         """Fill in what suits choices or continuous actions."""

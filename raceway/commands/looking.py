@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from raceway.errors import ConfigError
-from raceway.runs.groups import (
+from raceway.runs.comparison import (
     EVAL,
     LEVEL,
     RETURN,
@@ -22,7 +22,7 @@ from raceway.runs.groups import (
     curves_of,
     group_runs,
 )
-from raceway.runs.reading import RunFiles, folders_of, number, read_run
+from raceway.runs.reader import RunFiles, folders_of, number, read_run
 
 _X = {
     "steps": ("time/total_timesteps", "steps of environments"),
@@ -41,8 +41,8 @@ def plot(arguments: list[str]) -> int:
     parser.add_argument("--y", metavar="METRIC", default=RETURN, help=f"what is drawn [{RETURN}]")
     parser.add_argument("--show", action="store_true", help="show it in a window too")
     given = parser.parse_args(arguments)
-    from raceway.runs.pictures import picture_path, plot_curves
-    from raceway.runs.plots import has_screen, need_matplotlib
+    from raceway.ui.comparison_plots import picture_path, plot_curves
+    from raceway.ui.plots import has_screen, need_matplotlib
 
     need_matplotlib()
     groups, notes = group_runs(given.runs)
@@ -122,7 +122,7 @@ def _compare_picture(found: Sequence[Comparison], called: str, out: str | None) 
     """Draw it, if there is something to draw with; if a file was asked for, there must be."""
     if out is None and importlib.util.find_spec("matplotlib") is None:
         return None
-    from raceway.runs.pictures import picture_path, plot_comparisons
+    from raceway.ui.comparison_plots import picture_path, plot_comparisons
 
     drawn = [one for one in found if one.standings]
     return plot_comparisons(drawn, called, picture_path(out or "compare.png"))

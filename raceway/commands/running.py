@@ -7,8 +7,9 @@ import json
 import sys
 from typing import Any
 
-from raceway.errors import ConfigError, unknown
-from raceway.runs.stopping import EXIT_CODES
+from raceway.checks import unknown_name
+from raceway.errors import ConfigError
+from raceway.signals import EXIT_CODES
 
 
 def train(arguments: list[str]) -> int:
@@ -29,7 +30,7 @@ def train(arguments: list[str]) -> int:
                 "--resume is for one run. Resume each of the runs of --seeds by itself: raceway resume RUN"
             )
         return _train_seeds(algorithm, settings, given)
-    from raceway.training import train as run
+    from raceway.training.train import train as run
 
     return _watched(given, lambda watchers: run(name, watchers=watchers, resume=given.resume, **settings))
 
@@ -37,8 +38,8 @@ def train(arguments: list[str]) -> int:
 def resume(arguments: list[str]) -> int:
     """Go on with a run."""
     from raceway.algorithms import find_algorithm
-    from raceway.resuming import MAY_CHANGE
     from raceway.runs.directory import read_config
+    from raceway.runs.resume import MAY_CHANGE
 
     folder, rest = _first(arguments)
     if folder is None:
@@ -52,7 +53,7 @@ def resume(arguments: list[str]) -> int:
     parser.add_argument("--trust", action="store_true", help="import the modules that the run names")
     _add_outputs(parser)
     given, settings = _read(parser, rest, algorithm)
-    from raceway.training import resume as run
+    from raceway.training.train import resume as run
 
     return _watched(given, lambda watchers: run(folder, watchers=watchers, trust=given.trust, **settings))
 
@@ -70,7 +71,7 @@ def explain(arguments: list[str]) -> int:
     option("--svg", metavar="FILE", help="draw the plan into a file")
     option("--mermaid", action="store_true", help="print the plan as a Mermaid diagram")
     given, settings = _read(parser, rest, algorithm)
-    from raceway.training import Training
+    from raceway.training.train import Training
 
     training = Training(algorithm, algorithm.settings(**settings))
     how = {"analyze": True, "seconds": given.seconds} if given.analyze else {}
@@ -124,7 +125,7 @@ def _named(command: str, arguments: list[str]) -> tuple[str, list[str]]:
 
 def _parser(command: str, algorithm: Any, shown: tuple[str, ...] | None = None) -> argparse.ArgumentParser:
     """Return a parser of the settings of an algorithm, with help on those that are shown."""
-    from raceway.runs.options import add_options
+    from raceway.ui.options import add_options
 
     parser = argparse.ArgumentParser(
         prog=f"raceway {command} {algorithm.name if shown is None else 'RUN'}", allow_abbrev=False,
@@ -144,12 +145,12 @@ def _add_outputs(parser: argparse.ArgumentParser) -> None:
 
 def _read(parser: argparse.ArgumentParser, rest: list[str], algorithm: Any) -> tuple[argparse.Namespace, Any]:
     """Return the options that were given, and of these the settings of the algorithm."""
-    from raceway.runs.options import settings_of
+    from raceway.ui.options import settings_of
 
     given, unread = parser.parse_known_args(rest)
     if unread:
         options = [option for action in parser._actions for option in action.option_strings]
-        parser.exit(2, f"error: {unknown('option', unread[0].partition('=')[0], options)}\n")
+        parser.exit(2, f"error: {unknown_name('option', unread[0].partition('=')[0], options)}\n")
     settings = settings_of(given, algorithm.config)
     if given.local:
         if settings.get("engine", "inline") != "inline" or settings.get("num_workers", "auto") != "auto":
@@ -160,8 +161,8 @@ def _read(parser: argparse.ArgumentParser, rest: list[str], algorithm: Any) -> t
 
 def _watched(given: argparse.Namespace, run: Any) -> int:
     """Run a training that is shown, and say what came of it."""
-    from raceway.runs.display import watcher_for
-    from raceway.runs.plots import has_screen, need_matplotlib, plot_returns
+    from raceway.ui.display import watcher_for
+    from raceway.ui.plots import has_screen, need_matplotlib, plot_returns
 
     if given.plot:
         need_matplotlib()
@@ -176,9 +177,9 @@ def _watched(given: argparse.Namespace, run: Any) -> int:
 
 
 def _train_seeds(algorithm: Any, settings: dict[str, Any], given: argparse.Namespace) -> int:
-    from raceway.comparing import train_seeds
-    from raceway.runs.display import watcher_for
-    from raceway.runs.plots import has_screen, need_matplotlib
+    from raceway.training.seeds import train_seeds
+    from raceway.ui.display import watcher_for
+    from raceway.ui.plots import has_screen, need_matplotlib
 
     if given.plot:
         need_matplotlib()
@@ -194,7 +195,7 @@ def _train_seeds(algorithm: Any, settings: dict[str, Any], given: argparse.Names
 
 
 def _positive(text: str) -> int:
-    from raceway.runs.options import whole_number
+    from raceway.ui.options import whole_number
 
     value = whole_number(text)
     if value < 1:

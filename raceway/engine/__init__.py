@@ -6,7 +6,7 @@ import inspect
 import os
 from typing import TYPE_CHECKING, Any
 
-from raceway.errors import unknown
+from raceway.checks import unknown_name
 
 if TYPE_CHECKING:
     from raceway.engine._core import EngineCore
@@ -25,16 +25,16 @@ def make_engine(name: str | None = None, **options: Any) -> EngineCore:
     chosen = name or os.environ.get(ENVIRONMENT_VARIABLE) or "process"
     if chosen not in ENGINES:
         where = "" if name else f"It comes from the environment variable {ENVIRONMENT_VARIABLE}."
-        raise unknown("engine", chosen, ENGINES, where)
+        raise unknown_name("engine", chosen, ENGINES, where)
     cls: type[EngineCore]
     if chosen == "inline":
         from raceway.engine.inline import InlineEngine as cls
     elif chosen == "process":
-        from raceway.engine.process import ProcessEngine as cls
+        from raceway.engine.process.engine import ProcessEngine as cls
     else:
-        from raceway.engine.ray import RayEngine as cls
+        from raceway.engine.ray.engine import RayEngine as cls
     known = inspect.signature(cls).parameters
     for option in options:
         if option not in known:
-            raise unknown(f"option of the {chosen} engine", option, known)
+            raise unknown_name(f"option of the {chosen} engine", option, known)
     return cls(**options)

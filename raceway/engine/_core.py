@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from raceway.checks import check_int
 from raceway.engine import _codec
 from raceway.engine._calls import ArgRef, describe_error, name_of, owned, revive_error
 from raceway.engine._codec import Payload
@@ -29,7 +30,6 @@ from raceway.errors import (
     RestartsExhausted,
     SerializationError,
     WaitTimeout,
-    whole,
 )
 
 T = TypeVar("T")
@@ -118,7 +118,7 @@ class EngineCore:
         needs = Resources.of(resources)
         if threads is None:
             threads = max(1, int(needs.cpus or 1))
-        whole("threads", threads)
+        check_int("threads", threads)
         self._check_resources(needs)
         payload = owned(_codec.encode((factory, tuple(args), dict(kwargs or {})), "the factory and its arguments, "))
         with self.lock:

@@ -11,11 +11,12 @@ from typing import Any
 import gymnasium as gym
 from gymnasium import spaces
 
+from raceway.checks import check_choice
 from raceway.envs.atari import has_fire, is_atari, make_atari, split
 from raceway.envs.names import find, missing_extra
 from raceway.envs.slots import MaskFromInfo, Slots, SteppedSlots
 from raceway.envs.vector import CartPoleSlots, EnvPoolAtariSlots, EnvPoolSlots, VectorSlots
-from raceway.errors import ConfigError, RacewayError, known
+from raceway.errors import ConfigError, RacewayError
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class EnvSettings:
 
     def checked(self) -> EnvSettings:
         """Return the same with the name as Gymnasium knows it. Raise ConfigError if there is no such environment."""
-        known("way to step environments", self.vector, VECTORS)
+        check_choice("way to step environments", self.vector, VECTORS)
         return EnvSettings(find(self.env) if isinstance(self.env, str) else self.env, self.kwargs, self.vector)
 
 

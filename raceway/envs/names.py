@@ -7,7 +7,8 @@ import sys
 
 import gymnasium as gym
 
-from raceway.errors import ConfigError, unknown
+from raceway.checks import unknown_name
+from raceway.errors import ConfigError
 
 ALIASES = {
     "cartpole": "CartPole-v1",
@@ -50,7 +51,7 @@ def find(name: str) -> str:
 def unknown_environment(name: str) -> ConfigError:
     """Return the error for a name that nothing is registered under, with the nearest that are."""
     short = [id.partition("-v")[0] for id in gym.registry]
-    message = str(unknown("environment", name.rpartition(":")[2], {*ALIASES, *gym.registry, *short}))
+    message = str(unknown_name("environment", name.rpartition(":")[2], {*ALIASES, *gym.registry, *short}))
     return ConfigError(
         f"{message.partition(' Choose from')[0]} Give a short name ({', '.join(ALIASES)}), a Gymnasium id, or "
         "module:Id for one that a module of yours registers."

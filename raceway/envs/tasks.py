@@ -12,9 +12,10 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from raceway.checks import check_choice
 from raceway.envs.seeds import Purpose, seed_of
 from raceway.envs.slots import Slots, SteppedSlots
-from raceway.errors import ConfigError, known
+from raceway.errors import ConfigError
 
 Array = np.ndarray
 
@@ -44,7 +45,7 @@ class PointGoals(gym.Env):
     """
 
     def __init__(self, goals: str = "square", size: float = 0.5) -> None:
-        self.goals, self.size = known("place of goals", goals, ("square", "semicircle")), size
+        self.goals, self.size = check_choice("place of goals", goals, ("square", "semicircle")), size
         self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
         self.action_space = spaces.Box(-1, 1, (2,), np.float32)
         self._task: Array | None = None

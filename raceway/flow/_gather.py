@@ -7,13 +7,13 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raceway.engine.base import Actor
-from raceway.engine.guests import Failures, Guest
-from raceway.engine.pulls import Pulls
 from raceway.errors import FlowError
-from raceway.flow._ops import Stage
-from raceway.flow._plan import Envelope, Item, Node, Shard, Source, Word, detached
+from raceway.flow._graph import Envelope, Item, Node, Shard, Source, Word, detached
+from raceway.flow._guests import Failures, Guest
+from raceway.flow._operators import Stage
+from raceway.flow._requests import Pulls
 from raceway.flow._shard import RunningShard
-from raceway.flow.tracing import Figures, Meter
+from raceway.flow.counters import Figures, Meter
 
 if TYPE_CHECKING:
     from raceway.flow._run import Run

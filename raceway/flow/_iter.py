@@ -6,15 +6,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from raceway.checks import check_choice, check_int, unknown_name
 from raceway.engine.base import Actor
-from raceway.errors import ConfigError, known, unknown, whole
-from raceway.flow._join import Branch, Input, Moved, Queue, Split, Union
-from raceway.flow._ops import Batch, Combine, Filter, FlatMap, Flatten, ForEach, Op, Shuffle, Take, with_source
-from raceway.flow._plan import Node, Source, wanted
+from raceway.errors import ConfigError
+from raceway.flow._graph import Node, Source, wanted
+from raceway.flow._joins import Branch, Input, Moved, Queue, Split, Union
+from raceway.flow._operators import Batch, Combine, Filter, FlatMap, Flatten, ForEach, Op, Shuffle, Take, with_source
 from raceway.flow._run import Run
 from raceway.flow._shard import Origin, once
 from raceway.flow.explain import Explained, name_of
-from raceway.limits import Limits, RateLimit, Turns, weights_of
+from raceway.flow.rate_limits import RateLimit, RateLimiter, WeightedTurns, branch_weights
 
 T_co = TypeVar("T_co", covariant=True)
 U = TypeVar("U")
@@ -52,7 +53,7 @@ class Stream(Explained, Generic[T_co]):
         >>> list(Iter.from_range(9).take(2))
         [0, 1]
         """
-        return self._add(Take, f"take({count})", count=whole("count", count, 0))  # type: ignore[no-any-return]
+        return self._add(Take, f"take({count})", count=check_int("count", count, 0))  # type: ignore[no-any-return]
 
     def shuffle(self: StreamT, buffer: int, *, seed: int = 0) -> StreamT:
         """Hold so many items, and give one of them by chance for every further one.
@@ -61,7 +62,7 @@ class Stream(Explained, Generic[T_co]):
         [0, 1, 2, 3, 4]
         """
         label = f"shuffle({buffer}, seed={seed})"
-        return self._add(Shuffle, label, size=whole("buffer", buffer), seed=whole("seed", seed, 0))  # type: ignore[no-any-return]
+        return self._add(Shuffle, label, size=check_int("buffer", buffer), seed=check_int("seed", seed, 0))  # type: ignore[no-any-return]
 
     # What these return depends on the kind of stream: it is said there.
 
@@ -90,7 +91,7 @@ class Stream(Explained, Generic[T_co]):
         >>> list(Iter.from_range(5).batch(2))
         [[0, 1], [2, 3], [4]]
         """
-        return self._add(Batch, f"batch({size})", size=whole("size", size))
+        return self._add(Batch, f"batch({size})", size=check_int("size", size))
 
     def zip_with_source(self) -> Any:
         """Pair every item with where it came from. On shards the source has no handle of its actor.
@@ -148,10 +149,10 @@ class Iter(Stream[T_co]):
         if on == "driver":
             return self._call(ForEach, "for_each", function)  # type: ignore[no-any-return]
         if on != "thread" and not isinstance(on, Actor):
-            raise unknown("place for an operator", on, ("driver", "thread"), "Or give an actor of an engine.")
+            raise unknown_name("place for an operator", on, ("driver", "thread"), "Or give an actor of an engine.")
         actor = on if isinstance(on, Actor) else None
         wanted(function, parallel=actor is not None)
-        settings: Any = {"function": function, "room": whole("queue", queue), "actor": actor}
+        settings: Any = {"function": function, "room": check_int("queue", queue), "actor": actor}
         label = f"for_each({name_of(function)}, on={actor.name if actor else on}, queue={queue})"
         return Iter(Node(label, Moved, [self._node], actors=[actor] if actor else (), **settings))
 
@@ -169,7 +170,7 @@ class Iter(Stream[T_co]):
         >>> list(Iter.from_range(3).queue(2))
         [0, 1, 2]
         """
-        return Iter(Node(f"queue({size})", Queue, [self._node], size=whole("size", size)))
+        return Iter(Node(f"queue({size})", Queue, [self._node], size=check_int("size", size)))
 
     def split(self, *names: str, buffer: int = 1000) -> tuple[Iter[T_co], ...]:
         """Give every item to every branch, named or by default `a` and `b`.
@@ -183,7 +184,7 @@ class Iter(Stream[T_co]):
         names = names or ("a", "b")
         if len(set(names)) != len(names) or not all(isinstance(name, str) for name in names):
             raise ConfigError(f"the branches of a split need names, each its own, not {names!r}")
-        make = partial(Split, names=names, buffer=whole("buffer", buffer))
+        make = partial(Split, names=names, buffer=check_int("buffer", buffer))
         split = Node(f"split({', '.join(names)})", make, [self._node])
         return tuple(Iter(Node(f"branch({name})", partial(Branch, name=name), [split])) for name in names)
 
@@ -250,14 +251,14 @@ def _union(kind: str, branches: Any, named: Any, weights: Any, limits: Any, emit
     wrong = [one for one in inputs.values() if not isinstance(one, Iter)]
     if wrong or not inputs:
         raise ConfigError(f"{kind} takes sequential streams (gather a ParIter first), not {wrong or 'nothing'}")
-    weight = weights_of(list(inputs), weights, kind)
+    weight = branch_weights(list(inputs), weights, kind)
     for name in [*(emit or ()), *(name for one in limits for name in (one.branch, one.per))]:
-        known(f"branch of {kind}", name, inputs)
+        check_choice(f"branch of {kind}", name, inputs)
 
     def make(run: Any, node: Node) -> Union:
         rows = zip(inputs, node.parents, strict=True)
         made = [Input(name, run.stage(parent), not emit or name in emit) for name, parent in rows]
-        return Union(run, node, made, Turns([*weight.values()]), Limits(limits), in_turn=kind == "union")
+        return Union(run, node, made, WeightedTurns([*weight.values()]), RateLimiter(limits), in_turn=kind == "union")
 
     label = f"{kind}({', '.join(f'{name}: {weight[name]}' if weights else name for name in inputs)})"
     return Iter(Node(label, make, [one._node for one in inputs.values()], inputs=list(inputs)))

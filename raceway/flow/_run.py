@@ -12,16 +12,18 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from raceway.engine.news import News
-from raceway.engine.pulls import Again
-from raceway.errors import ConfigError, FlowError, close_all, known
+from raceway.checks import check_choice
+from raceway.cleanup import close_all
+from raceway.errors import ConfigError, FlowError
 from raceway.flow._gather import Gather, GatherAsync
-from raceway.flow._join import Moved, Queue, Split, Union
-from raceway.flow._ops import ForEach, Op, Stage
-from raceway.flow._plan import Envelope, Node, Seal, Word, detached, unsealed, walk
+from raceway.flow._graph import Envelope, Node, Seal, Word, detached, unsealed, walk
+from raceway.flow._joins import Moved, Queue, Split, Union
+from raceway.flow._operators import ForEach, Op, Stage
+from raceway.flow._requests import Again
 from raceway.flow._shard import Origin, Reader
+from raceway.flow._wakeups import News
+from raceway.flow.counters import TELL_SECONDS, Meter, Observed, newest_version
 from raceway.flow.explain import why_stuck
-from raceway.flow.tracing import TELL_SECONDS, Meter, Observed, newest_version
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -129,7 +131,7 @@ class Run(Observed, AbstractContextManager["Run[T_co]"], Iterator[T_co], Generic
 
         Items that were asked for and not read yet are waited for and kept (`drain`), or left out (`drop`).
         """
-        known("policy for items in flight", in_flight, ("drain", "drop"))
+        check_choice("policy for items in flight", in_flight, ("drain", "drop"))
         if self._closed:
             raise FlowError("the run is over: there is no state to go on from")
         self.keeps_in_flight = in_flight == "drain"

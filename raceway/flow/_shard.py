@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 from raceway import state as states
 from raceway.engine.base import Home
 from raceway.errors import FlowError
-from raceway.flow._ops import ForEach, Op, Stage, Take
-from raceway.flow._plan import Envelope, Gifts, Item, Shard, Source, Step, StreamEnd, Word, unsealed, wanted
-from raceway.given import asked_for, given
+from raceway.flow._graph import Envelope, Gifts, Item, Shard, Source, Step, StreamEnd, Word, unsealed, wanted
+from raceway.flow._operators import ForEach, Op, Stage, Take
+from raceway.injection import injected, injected_parameters
 
 _REPORT_SECONDS = 0.2  # how often a shard sends its counters along with an item
 
@@ -41,26 +41,26 @@ class Origin:
         return items
 
 
-def dealt(items: Sequence[Any], *, shard: Shard = given) -> Iterable[Any]:
+def dealt(items: Sequence[Any], *, shard: Shard = injected) -> Iterable[Any]:
     """Return a shard's part of a sequence."""
     return items[shard.number :: shard.total]
 
 
-def one_for_each(makers: Sequence[Any], *, shard: Shard = given) -> Iterable[Any]:
+def one_for_each(makers: Sequence[Any], *, shard: Shard = injected) -> Iterable[Any]:
     """Return what the shard's own maker makes; one that is a collection stands for itself."""
     maker = makers[shard.number]
     return maker() if callable(maker) else maker  # type: ignore[no-any-return]
 
 
-def itself(*, actor: Any = given) -> Iterable[Any]:
+def itself(*, actor: Any = injected) -> Iterable[Any]:
     """Return the actor's object, which can be iterated."""
     return actor  # type: ignore[no-any-return]
 
 
-def calls(method: str, *, actor: Any = given, shard: Shard = given, number: int = given) -> Iterator[Any]:
+def calls(method: str, *, actor: Any = injected, shard: Shard = injected, number: int = injected) -> Iterator[Any]:
     """Call a method of the actor's object for every item, beginning with this one."""
     function = getattr(actor, method)
-    asked = asked_for(function, ("number", "shard"), "behind create()")
+    asked = injected_parameters(function, ("number", "shard"), "behind create()")
     while True:
         gifts, number = {"number": number, "shard": shard}, number + 1
         yield function(**{name: gifts[name] for name in asked}) if asked else function()
@@ -76,7 +76,7 @@ def once(items: list[Iterator[Any]]) -> Iterator[Any]:
 class Reader(Op):
     """The first stage: gives the items of an origin."""
 
-    kept: ClassVar[tuple[str, ...]] = (*Op.kept, "position")
+    state_attributes: ClassVar[tuple[str, ...]] = (*Op.state_attributes, "position")
     position = 0  # how many items it has given
     home: Home | None = None
     sources: tuple[Source, ...] = ()

@@ -9,10 +9,11 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from raceway.errors import RacewayError, positive, whole
-from raceway.flow._plan import Node
-from raceway.flow.tracing import Counters
-from raceway.words import counted, duration
+from raceway.checks import check_int, check_positive
+from raceway.errors import RacewayError
+from raceway.flow._graph import Node
+from raceway.flow.counters import Counters
+from raceway.formatting import format_count, format_duration
 
 if TYPE_CHECKING:
     from raceway.flow.explain import Plan
@@ -27,9 +28,9 @@ class _TimeUp(BaseException):
 
 def run_for(flow: Any, plan: Plan, items: int | None, seconds: float | None) -> None:
     """Run a flow for a while and note in the plan what it did."""
-    most = float("inf") if items is None else whole("items", items)
+    most = float("inf") if items is None else check_int("items", items)
     if seconds is not None:
-        positive("seconds", seconds)
+        check_positive("seconds", seconds)
     for node in plan.boxes:
         for actor in node.actors:
             actor.ready.exception()  # starting it is not the flow's work; what is wrong with it the flow will say
@@ -103,10 +104,10 @@ class Recorder:
         name, part = "the program that reads the flow", outside
         if plan.bottleneck is not None:
             name, part = f"{busiest.label} ({busiest.place}, added at {busiest.where})", busiest.utilisation
-        plan.verdict = f"Ran for {duration(seconds)}. Bottleneck: {name}, busy {part:.0%} of the time."
+        plan.verdict = f"Ran for {format_duration(seconds)}. Bottleneck: {name}, busy {part:.0%} of the time."
         if part < 0.5:
             plan.verdict += " The rest went into waiting and into the flow itself."
         if self.silent:
             plan.verdict += (
-                f" Some work is missing here: {counted(len(self.silent), 'shard')} did not answer in the end."
+                f" Some work is missing here: {format_count(len(self.silent), 'shard')} did not answer in the end."
             )

@@ -17,13 +17,14 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
+from raceway.checks import unknown_name
 from raceway.engine.base import Actor
-from raceway.errors import ConfigError, unknown
-from raceway.flow import draw
-from raceway.flow._plan import Node, walk
+from raceway.errors import ConfigError
+from raceway.flow import render
+from raceway.flow._graph import Node, walk
 from raceway.flow.analyze import run_for
-from raceway.flow.tracing import Counters
-from raceway.words import counted, duration, short, size
+from raceway.flow.counters import Counters
+from raceway.formatting import format_bytes, format_count, format_duration, format_number
 
 FORMATS = ("text", "mermaid", "svg")
 
@@ -55,7 +56,7 @@ class Explained:
             path: a file to write it to as well.
         """
         if format not in FORMATS:
-            raise unknown("format of a plan", format, FORMATS)
+            raise unknown_name("format of a plan", format, FORMATS)
         if not analyze and (items is not None or seconds is not None):
             raise ConfigError("items and seconds say how long to run the flow, which only analyze=True does")
         plan = Plan(self._node)
@@ -67,7 +68,7 @@ class Explained:
             if items is None and seconds is None:
                 items, seconds = 100, 10.0
             run_for(self, plan, items, seconds)
-        shown = plan.text() if format == "text" else draw.mermaid(plan) if format == "mermaid" else draw.svg(plan)
+        shown = plan.text() if format == "text" else render.mermaid(plan) if format == "mermaid" else render.svg(plan)
         if path is not None:
             Path(path).write_text(shown + "\n", encoding="utf-8")
         return shown
@@ -101,11 +102,11 @@ class Box:
         counters, lag = self.counters, self.counters.staleness
         return (
             f"{counters.items:,}",
-            short(counters.items / self.seconds if self.seconds else 0.0),
-            f"{duration(counters.busy)} ({self.utilisation:.0%})",
-            duration(counters.waiting),
-            size(counters.bytes),
-            "-" if lag is None else f"{short(lag)} / {counters.lag_max}",
+            format_number(counters.items / self.seconds if self.seconds else 0.0),
+            f"{format_duration(counters.busy)} ({self.utilisation:.0%})",
+            format_duration(counters.waiting),
+            format_bytes(counters.bytes),
+            "-" if lag is None else f"{format_number(lag)} / {counters.lag_max}",
         )
 
 
@@ -156,7 +157,7 @@ class Plan:
             rest = [actor for actor in sent if not any(actor in other.actors for other in known)]
             if rest:
                 names = ", ".join(actor.name for actor in rest[:3]) + (", …" if len(rest) > 3 else "")
-                other = strangers.setdefault(frozenset(rest), Box(names, counted(len(rest), "actor"), "actors"))
+                other = strangers.setdefault(frozenset(rest), Box(names, format_count(len(rest), "actor"), "actors"))
                 self.edges.append(Edge(box, other, "message"))
         self.others = list(strangers.values())
 
@@ -195,11 +196,11 @@ class Plan:
 def _place(node: Node) -> tuple[str, str]:
     """Return where a node runs, in words and as a kind of box."""
     if node.parallel:
-        from raceway.flow._par import shards_of  # here, because streams are built upon this module
+        from raceway.flow._par_iter import shards_of  # here, because streams are built upon this module
 
         shards = shards_of(node)
         num_actors = len({shard.actor for shard in shards})
-        return f"{counted(len(shards), 'shard')} on {counted(num_actors, 'actor')}", "parallel"
+        return f"{format_count(len(shards), 'shard')} on {format_count(num_actors, 'actor')}", "parallel"
     if "room" in node.step.settings:
         return (f"actor {node.actors[0].name}" if node.actors else "thread"), "apart"
     return "driver", "driver"

@@ -1,5 +1,6 @@
 """Operators of reinforcement learning: what algorithms are put together from."""
 
+from raceway.learner.learner import Learner, Loss
 from raceway.ops.batches import (
     AddAdvantages,
     AddLogProbs,
@@ -17,6 +18,7 @@ from raceway.ops.replay import (
     parallel_replay,
     replay_limits,
 )
+from raceway.ops.replay_ledger import ReplayCounts
 from raceway.ops.report import CountSteps, MergeStats, ReportMetrics, TrainStats
 from raceway.ops.rollouts import RolloutSettings, RolloutWorker, episodes_of_shard, parallel_rollouts
 from raceway.ops.train import (
@@ -30,8 +32,6 @@ from raceway.ops.train import (
 )
 from raceway.ops.transitions import Sequences, Transitions
 from raceway.ops.weights import Fresh, UpdateWeights
-from raceway.policies.learner import Learner, Loss
-from raceway.replay import ReplayCounts
 
 __all__ = [
     "AddAdvantages",

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from raceway.flow import given
-from raceway.play.fragments import OF_EPISODES, RunningReturns, judged, rows_of_steps
+from raceway.flow import injected
 from raceway.rl import (
     Batch,
     concat,
@@ -18,6 +17,7 @@ from raceway.rl import (
     standardise_episodes,
     tree_map,
 )
+from raceway.rollouts.fragments import OF_EPISODES, RunningReturns, judged, rows_of_steps
 
 _OF_STEPS = ("obs", "action", "reward", "log_prob", "ended", "running_return")
 
@@ -71,7 +71,7 @@ class AddLogProbs:
     def __init__(self, gamma: float, scale_rewards: bool = False) -> None:
         self.gamma, self.running = gamma, RunningReturns() if scale_rewards else None
 
-    def __call__(self, batch: Batch, *, actor: Any = given) -> Batch:
+    def __call__(self, batch: Batch, *, actor: Any = injected) -> Batch:
         """Return the fragment with it."""
         return judged(actor.policy, batch, self.gamma, self.running, with_values=False).batch
 
@@ -82,7 +82,7 @@ class AddAdvantages:
     def __init__(self, gamma: float, lam: float = 1.0, scale_rewards: bool = False) -> None:
         self.gamma, self.lam, self.running = gamma, lam, RunningReturns() if scale_rewards else None
 
-    def __call__(self, batch: Batch, *, actor: Any = given) -> Batch:
+    def __call__(self, batch: Batch, *, actor: Any = injected) -> Batch:
         """Return the rows, [N]."""
         made, values, last = judged(actor.policy, batch, self.gamma, self.running)
         made["advantage"] = generalised_advantages(made["reward"], values, last, made["ended"], self.gamma, self.lam)

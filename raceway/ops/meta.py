@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raceway.agents import Weights
 from raceway.engine.base import Actor, Future
-from raceway.flow import given, send_msg
+from raceway.flow import injected, send_msg
+from raceway.learner.adaptation import Parameters, PlainLoss, loss_with
+from raceway.learner.learner import Figures, Learner, mean_figures, tensors_of
 from raceway.ops.report import TrainStats
 from raceway.ops.weights import UpdateWeights
-from raceway.policies import Weights
-from raceway.policies.adapting import Parameters, PlainLoss, loss_with
-from raceway.policies.learner import Figures, Learner, mean_figures, tensors_of
 from raceway.rl import Batch, baseline_advantages, concat, num_steps
 from raceway.state import Stateful
 
@@ -36,7 +36,7 @@ class FitBaseline:
     def __init__(self, gamma: float) -> None:
         self.gamma = gamma
 
-    def __call__(self, batch: Batch, *, actor: Any = given) -> Batch:
+    def __call__(self, batch: Batch, *, actor: Any = injected) -> Batch:
         """Return the batch with both."""
         above = baseline_advantages(batch["obs"], batch["reward"], batch["length"], self.gamma)
         with torch.inference_mode():
@@ -49,7 +49,7 @@ class InnerAdapt(Stateful):
     For `combine`. The weights of all shards go to all workers, so it does not matter where a shard runs.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("held",)
+    state_attributes: ClassVar[tuple[str, ...]] = ("held",)
 
     def __init__(self, weights: UpdateWeights, adapt: Adapt, num_steps: int = 1) -> None:
         self.weights, self.adapt, self.num_steps = weights, adapt, num_steps

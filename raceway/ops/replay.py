@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from raceway.checks import check_int
 from raceway.engine.base import Actor
-from raceway.errors import ConfigError, FlowError, whole
-from raceway.flow import Envelope, Iter, RateLimit, create, given, send_msg
+from raceway.errors import ConfigError, FlowError
+from raceway.flow import Envelope, Iter, RateLimit, create, injected, send_msg
+from raceway.ops.replay_ledger import Ledger, ReplayCounts
 from raceway.ops.report import TrainStats
-from raceway.replay import Ledger, Replay, ReplayCounts
+from raceway.replay import Replay
 from raceway.rl import Batch, num_rows, rows_of
 
 Array = np.ndarray
@@ -45,7 +47,7 @@ class ReplaySettings:
 
     def __post_init__(self) -> None:
         for name in ("capacity", "batch_size", "num_shards", "min_size"):
-            whole(name, getattr(self, name))
+            check_int(name, getattr(self, name))
         if self.capacity < self.num_shards:
             raise ConfigError(
                 f"{self.num_shards} shards cannot share a capacity of {self.capacity}. Have at most one for every row."
@@ -122,7 +124,7 @@ class StoreToReplay(Ledger):
 
 
 def parallel_replay(
-    shards: Sequence[Actor], *, in_step: bool = False, num_async: int = 2, policy: str = "restart"
+    shards: Sequence[Actor], *, synchronous: bool = False, num_async: int = 2, policy: str = "restart"
 ) -> Iter[Batch]:
     """Make the stream of samples: of whichever shard is ready, or of all in step, one after the other.
 
@@ -130,7 +132,7 @@ def parallel_replay(
     """
     anew = lambda shard: send_msg(shard, "begin_again")  # noqa: E731
     many = create(shards, "sample").on_failure(policy, errors=False, on_restart=anew)
-    stream: Iter[Any] = many.gather_sync().flatten() if in_step else many.gather_async(num_async)
+    stream: Iter[Any] = many.gather_sync().flatten() if synchronous else many.gather_async(num_async)
     return stream.filter(has_rows)
 
 
@@ -142,7 +144,7 @@ def has_rows(batch: Batch | None) -> bool:
 class UpdatePriorities:
     """Sends the priorities that a training step gave to the shard that its batch came from."""
 
-    def __call__(self, stats: TrainStats, *, envelope: Envelope = given) -> TrainStats:
+    def __call__(self, stats: TrainStats, *, envelope: Envelope = injected) -> TrainStats:
         """Send them, and give the figures on."""
         if stats.priorities is None:
             raise FlowError("the training step before UpdatePriorities gave no priorities")

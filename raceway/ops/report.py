@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from raceway.flow import Envelope, given
-from raceway.policies.learner import Learner
+from raceway.flow import Envelope, injected
+from raceway.learner.learner import Learner
 from raceway.rl import Batch, episode_sums, num_steps
 from raceway.state import Stateful, record
 
@@ -19,7 +19,7 @@ _NONE = np.empty(0)
 WINDOW = 100  # episodes that a mean return is of
 
 
-@record
+@record(wall_clock=("seconds",), formerly=("TrainStats",))
 @dataclass
 class TrainStats:
     """What came of one step of training."""
@@ -90,7 +90,7 @@ class CountSteps:
     def __init__(self, learner: Learner) -> None:
         self.learner = learner
 
-    def __call__(self, batch: Batch, *, envelope: Envelope = given) -> TrainStats:
+    def __call__(self, batch: Batch, *, envelope: Envelope = injected) -> TrainStats:
         """Return it, with how old the weights were."""
         return TrainStats.of(batch, self.learner.behind(envelope.version))
 
@@ -115,7 +115,7 @@ class MergeStats:
 class ReportMetrics(Stateful):
     """Adds up what training steps say, under the names that people's plots already read (Stable-Baselines3's)."""
 
-    kept: ClassVar[tuple[str, ...]] = (
+    state_attributes: ClassVar[tuple[str, ...]] = (
         "iterations", "timesteps", "episodes", "env_failures", "returns", "lengths", "best",
     )  # fmt: skip
 

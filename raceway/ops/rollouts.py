@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from raceway.agents import Policy, Weights, make_policy
 from raceway.engine.base import Actor
 from raceway.envs import EnvSettings, Purpose, Slots, give_tasks, make_slots, seed_of
-from raceway.flow import ParIter, Shard, create, given
-from raceway.play.collect import Collector
-from raceway.play.faults import Recovery
-from raceway.policies import Policy, Weights, make_policy
-from raceway.policies.learner import copies
+from raceway.flow import ParIter, Shard, create, injected
+from raceway.learner.learner import copies
 from raceway.rl import Batch
+from raceway.rollouts.collector import Collector
+from raceway.rollouts.recovery import Recovery
 
 _log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class RolloutWorker:
         """Play each shard with its own of these, until others come for all."""
         self._of_shards = weights
 
-    def sample(self, *, shard: Shard = given, number: int = given) -> Batch:
+    def sample(self, *, shard: Shard = injected, number: int = injected) -> Batch:
         """Collect the item of this number of a shard."""
         settings = self.settings
         collector = self._collector(0 if settings.leaves_nothing else shard.number, shard.number)
@@ -142,14 +142,14 @@ class RolloutWorker:
         seed = seed_of(self.settings.seed, Purpose.ENVIRONMENT, shard, *again)
         return make_slots(self.settings.env, self.settings.slots_per_shard, seed)
 
-    def state(self, *, shard: Shard = given) -> Any:
+    def state(self, *, shard: Shard = injected) -> Any:
         """Return where the environments of a shard are, if its next item depends on that."""
         collector = self._collectors.get(shard.number)
         if self.settings.leaves_nothing or collector is None:
             return self._saved.get(shard.number)
         return collector.saved()
 
-    def restore(self, state: Any, *, shard: Shard = given) -> None:
+    def restore(self, state: Any, *, shard: Shard = injected) -> None:
         """Bring the environments of a shard back to where they were."""
         self._saved[shard.number] = state
         if self.settings.items_per_task is None:  # else they are when they are given their task

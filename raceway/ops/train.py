@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from raceway.flow import Envelope, given
+from raceway.agents import Weights
+from raceway.flow import Envelope, injected
+from raceway.learner.learner import Learner, Loss, Schedule, Trains, gradients_of
 from raceway.ops.report import TrainStats
-from raceway.policies import Weights
-from raceway.policies.learner import Learner, Loss, Schedule, Trains, gradients_of
 from raceway.rl import Batch, num_steps
 from raceway.state import record
 
@@ -23,7 +23,7 @@ class TrainOneStep(Trains):
     def __init__(self, learner: Learner, loss: Loss, *, num_epochs: int = 1, num_minibatches: int = 1) -> None:
         self.learner, self.loss, self.parts = learner, loss, (num_epochs, num_minibatches)
 
-    def __call__(self, batch: Batch, *, envelope: Envelope = given) -> TrainStats:
+    def __call__(self, batch: Batch, *, envelope: Envelope = injected) -> TrainStats:
         """Train, and say how it went."""
         begin, lag = time.perf_counter(), self.learner.behind(envelope.version)
         figures = self.learner.train(self.loss, batch, *self.parts)
@@ -32,7 +32,7 @@ class TrainOneStep(Trains):
         return stats
 
 
-@record
+@record(formerly=("Gradients",))
 @dataclass
 class Gradients:
     """What a batch says of the weights, and what is known of the batch."""
@@ -47,7 +47,7 @@ class ComputeGradients:
     def __init__(self, loss: Loss) -> None:
         self.loss = loss
 
-    def __call__(self, batch: Batch, *, actor: Any = given) -> Gradients:
+    def __call__(self, batch: Batch, *, actor: Any = injected) -> Gradients:
         """Return the gradient."""
         arrays, figures = gradients_of(actor.policy, self.loss, batch)
         return Gradients(arrays, TrainStats.of(batch, figures))
@@ -71,7 +71,7 @@ class ApplyGradients:
     def __init__(self, learner: Learner) -> None:
         self.learner = learner
 
-    def __call__(self, gradients: Gradients, *, envelope: Envelope = given) -> TrainStats:
+    def __call__(self, gradients: Gradients, *, envelope: Envelope = injected) -> TrainStats:
         """Take the step, and say how it went."""
         begin, stats, lag = time.perf_counter(), gradients.stats, self.learner.behind(envelope.version)
         figures = self.learner.apply(gradients.arrays, stats.num_steps)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from raceway.errors import ConfigError, whole
+from raceway.checks import check_int
+from raceway.errors import ConfigError
 from raceway.rl import Batch, n_step_transitions, sequences
 from raceway.state import Stateful
 
@@ -12,10 +13,10 @@ from raceway.state import Stateful
 class Transitions(Stateful):
     """Makes transitions of fragments, over n steps. On shards: what the last steps lack comes with the next one."""
 
-    kept: ClassVar[tuple[str, ...]] = ("held",)
+    state_attributes: ClassVar[tuple[str, ...]] = ("held",)
 
     def __init__(self, gamma: float, n: int = 1) -> None:
-        self.gamma, self.n = gamma, whole("n", n)
+        self.gamma, self.n = gamma, check_int("n", n)
         self.held: Batch | None = None
 
     def __call__(self, batch: Batch) -> Batch:
@@ -27,10 +28,10 @@ class Transitions(Stateful):
 class Sequences(Stateful):
     """Makes sequences of so many steps of fragments, each sharing `overlap` steps with the one before. On shards."""
 
-    kept: ClassVar[tuple[str, ...]] = ("held",)
+    state_attributes: ClassVar[tuple[str, ...]] = ("held",)
 
     def __init__(self, length: int, overlap: int = 0) -> None:
-        self.length, self.overlap = whole("length", length), whole("overlap", overlap, 0)
+        self.length, self.overlap = check_int("length", length), check_int("overlap", overlap, 0)
         if overlap >= length:
             raise ConfigError(f"sequences of {length} steps cannot share {overlap} with the one before. Share fewer.")
         self.held: Batch | None = None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from raceway.flow import Envelope, given
-from raceway.play.sending import WeightSender, makers
+from raceway.flow import Envelope, injected
+from raceway.ops.weight_sender import WeightSender, makers
 
 T = TypeVar("T")
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 class UpdateWeights(WeightSender):
     """Sends the learner's weights to workers, and gives items on; see `WeightSender`."""
 
-    def __call__(self, item: T, *, envelope: Envelope = given) -> T:
+    def __call__(self, item: T, *, envelope: Envelope = injected) -> T:
         """Send new weights to whom it may concern."""
         self.send_due(envelope, getattr(item, "seconds", {}), getattr(item, "news", None))
         return item
@@ -29,7 +29,7 @@ class Fresh:
     def __init__(self, weights: WeightSender, max_lag: int) -> None:
         self.weights, self.max_lag, self.num_dropped = weights, max_lag, 0
 
-    def __call__(self, item: object, *, envelope: Envelope = given) -> bool:
+    def __call__(self, item: object, *, envelope: Envelope = injected) -> bool:
         """Return whether it is."""
         fresh = envelope.version is None or self.weights.learner.published[0] - envelope.version <= self.max_lag
         if not fresh:

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from raceway.errors import ConfigError, ReplayEmpty, whole
-from raceway.replay.columns import Columns, num_rows
-from raceway.replay.drawing import ByPriority, Uniform
-from raceway.replay.frames import FrameColumns
+from raceway.checks import check_int
+from raceway.errors import ConfigError, ReplayEmpty
+from raceway.replay.frames import FrameStorage
+from raceway.replay.samplers import PrioritizedSampler, UniformSampler
+from raceway.replay.storage import ReplayStorage, num_rows
 from raceway.rl.batch import Batch, tree_map
 
 Array = np.ndarray
@@ -37,12 +38,14 @@ class Replay:
     def __init__(
         self, capacity: int, *, seed: int = 0, alpha: float | None = None, beta: float = 0.4, stacked: bool = False
     ) -> None:
-        self.capacity = whole("capacity", capacity)
+        self.capacity = check_int("capacity", capacity)
         self.next = 0  # the number of the next row
         self.first = 0  # that of the oldest
         self.random = np.random.default_rng(seed)
-        self.columns: Columns = FrameColumns(capacity) if stacked else Columns(capacity)
-        self.drawing: Uniform | ByPriority = Uniform() if alpha is None else ByPriority(capacity, alpha, beta)
+        self.columns: ReplayStorage = FrameStorage(capacity) if stacked else ReplayStorage(capacity)
+        self.drawing: UniformSampler | PrioritizedSampler = (
+            UniformSampler() if alpha is None else PrioritizedSampler(capacity, alpha, beta)
+        )
 
     def __len__(self) -> int:
         return self.next - self.first

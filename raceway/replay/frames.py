@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from raceway.errors import ConfigError
-from raceway.replay.columns import Columns, num_rows
+from raceway.replay.storage import ReplayStorage, num_rows
 from raceway.rl.batch import Batch
 
 Array = np.ndarray
@@ -77,7 +77,7 @@ class Frames:
         self._numbers = {self._hashes[number % self.capacity]: number for number in range(first, self.next)}
 
 
-class FrameColumns(Columns):
+class FrameStorage(ReplayStorage):
     """Columns of which `obs` and `next_obs` are the numbers of frames."""
 
     def __init__(self, capacity: int) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from raceway.errors import ConfigError, known
+from raceway.checks import check_choice
+from raceway.errors import ConfigError
 
 Array = np.ndarray
 MOST = 1 << 26
@@ -54,7 +55,7 @@ def space_from_json(doc: Mapping[str, Any]) -> spaces.Space:
     """
     if not isinstance(doc, Mapping) or not isinstance(doc.get("type"), str):
         raise ConfigError(f"{doc!r} describes no space: it must have a type, one of {', '.join(_READ)}")
-    kind = known("type of space", doc["type"], _READ)
+    kind = check_choice("type of space", doc["type"], _READ)
     try:
         if _size(doc) > MOST:
             raise ConfigError(f"a {kind} space of {_size(doc):,} numbers is refused: there may be {MOST:,} at most")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from raceway.engine.base import Ref
-from raceway.engine.host import Host, host
+from raceway.engine.driver_client import DriverClient, driver_client
 from raceway.errors import ConfigError, RacewayError, WaitTimeout
 from raceway.runner._future import FutureRef
 from raceway.runner._objects import Deserializer, Known, ObjectRef, fold
@@ -25,8 +25,8 @@ class Client:
         self.name = name
 
     @property
-    def _host(self) -> Host:
-        found = host()
+    def _host(self) -> DriverClient:
+        found = driver_client()
         if found is None:
             raise RacewayError(f"this process is no worker of the Runner {self.name!r}, or that is closed")
         return found

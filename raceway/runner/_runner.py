@@ -9,9 +9,10 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from raceway.checks import check_positive, unknown_name
 from raceway.engine import make_engine
 from raceway.engine._core import EngineCore
-from raceway.errors import ConfigError, positive, unknown
+from raceway.errors import ConfigError
 from raceway.runner._client import Client
 from raceway.runner._future import Future, FutureRef
 from raceway.runner._hub import Hub, find_hub
@@ -119,7 +120,9 @@ class Runner:
             options: none; a name that is not above is an error.
         """
         for option in options:
-            raise unknown("option of service()", option, ["autoscale", "warmup", "workers", "resources", "deadline"])
+            raise unknown_name(
+                "option of service()", option, ["autoscale", "warmup", "workers", "resources", "deadline"]
+            )
         _check_count("workers", workers)
         if not isinstance(warmup, int) or warmup < 0:
             raise ConfigError(f"warmup must be a whole number that is not negative, not {warmup!r}")
@@ -158,7 +161,7 @@ class Runner:
                 of the others are so much together.
         """
         if max_size != math.inf:
-            positive("max_size", max_size)
+            check_positive("max_size", max_size)
         return self._hub.put_object(self._hub.put(value), max_size)  # type: ignore[no-any-return]
 
     def get_object(self, ref: ObjectRef, deserializer: Deserializer | None = None) -> Any:

@@ -1,6 +1,5 @@
-"""Runs: their folders, their metrics, what people see of them."""
+"""Runs: the run directory, its files and their schemas, reading, comparing and resuming runs."""
 
 from raceway.runs.directory import RunDirectory, versions
-from raceway.runs.plots import plot_returns, plot_seeds
 
-__all__ = ["RunDirectory", "plot_returns", "plot_seeds", "versions"]
+__all__ = ["RunDirectory", "versions"]

@@ -15,9 +15,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
+from raceway.checkpoints.files import append, open_own, put, remove_file, sync
 from raceway.errors import ConfigError
-from raceway.runs.disk import append, open_own, put, remove_file, sync
-from raceway.runs.written import METRICS, SCHEMA, read_config, read_metrics
+from raceway.runs.schema import METRICS, SCHEMA, read_config, read_metrics
 
 __all__ = ["RunDirectory", "as_json", "git_state", "is_plain", "read_config", "read_metrics", "replace", "versions"]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from raceway.checkpoints.files import append
 from raceway.errors import ConfigError
-from raceway.runs.disk import append
 
 _log = logging.getLogger(__name__)
 

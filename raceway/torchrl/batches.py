@@ -21,8 +21,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
+from raceway.agents import as_tensor
 from raceway.errors import ConfigError
-from raceway.policies import as_tensor
 from raceway.rl import Batch, next_obs_of, tree_map
 
 Key = str | tuple[str, str]

@@ -13,7 +13,8 @@ from torch import Tensor
 from torchrl.objectives import SoftUpdate
 from torchrl.objectives.common import LossModule
 
-from raceway.errors import ConfigError, positive
+from raceway.checks import check_positive
+from raceway.errors import ConfigError
 from raceway.ops.report import TrainStats
 from raceway.rl import Batch
 from raceway.torchrl.batches import as_tensordict
@@ -46,8 +47,8 @@ class TrainLossModule:
         seed: int = 0,
     ) -> None:
         self.loss, self.advantage, self.num_actions = loss, advantage, num_actions
-        self.max_grad_norm = None if max_grad_norm is None else positive("max_grad_norm", max_grad_norm)
-        self.optimiser = torch.optim.Adam(loss.parameters(), lr=positive("lr", lr))
+        self.max_grad_norm = None if max_grad_norm is None else check_positive("max_grad_norm", max_grad_norm)
+        self.optimiser = torch.optim.Adam(loss.parameters(), lr=check_positive("lr", lr))
         self.updater = self._updater(tau)
         self._random = torch.Generator().manual_seed(seed).get_state()
 

@@ -15,7 +15,8 @@ from torchrl.data.replay_buffers.checkpointers import StorageCheckpointerBase
 from torchrl.data.replay_buffers.storages import Storage, TensorStorage
 from torchrl.data.replay_buffers.writers import TensorDictMaxValueWriter
 
-from raceway.errors import ConfigError, ReplayEmpty, whole
+from raceway.checks import check_int
+from raceway.errors import ConfigError, ReplayEmpty
 from raceway.torchrl.appending import Columns, columns_of, num_rows, shown
 
 
@@ -54,7 +55,7 @@ class RingStorage(TensorStorage):
     def __init__(self, max_size: int) -> None:
         # "compilable" means that counters are plain numbers: TorchRL would share them through semaphores, for
         # processes that it starts itself, at the price of a process that watches over those.
-        super().__init__(None, whole("max_size", max_size), compilable=True)
+        super().__init__(None, check_int("max_size", max_size), compilable=True)
         self._place = 0  # where the next row goes
         self._cursor: int | None = None  # where a writer in this process thinks that is
         self._columns: Columns = {}

@@ -7,8 +7,8 @@ import pytest
 
 from raceway.algorithms import algorithm_names, find_algorithm
 from raceway.engine import make_engine
-from raceway.runs.options import field_docs
-from raceway.training import Training, resume, train
+from raceway.training.train import Training, resume, train
+from raceway.ui.options import field_docs
 
 ROOT = Path(__file__).parents[2]
 NAMES = algorithm_names()
@@ -41,8 +41,8 @@ def test_it_is_saved_and_resumed(name: str) -> None:
     assert last["state_sha256"] != first["state_sha256"]
     training = Training(found, found.settings(**settings))
     with make_engine("inline") as engine:
-        in_step = "gather_async" not in training.flow(training._spawn(engine)).explain()
-    if in_step:
+        synchronous = "gather_async" not in training.flow(training._spawn(engine)).explain()
+    if synchronous:
         assert last["state_sha256"] == whole["state_sha256"]
 
 

@@ -16,11 +16,11 @@ from gymnasium import spaces
 from PIL import Image, ImageSequence
 
 from raceway import train
-from raceway.commands.evaluating import Progress, eval_run
+from raceway.commands.eval import Progress, eval_run
 from raceway.envs import EnvSettings
 from raceway.errors import ConfigError
-from raceway.loading import load
-from raceway.play.filming import Film, film_path
+from raceway.loaded_policy import load
+from raceway.rollouts.video import Film, film_path
 from tests.odd_envs import Odd
 
 
@@ -165,7 +165,7 @@ def test_a_gif(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_mistakes_are_told_before_anything_is_played(
     run: Path, arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raceway.loading.evaluate", lambda *_, **__: pytest.fail("it was played"))
+    monkeypatch.setattr("raceway.loaded_policy.evaluate", lambda *_, **__: pytest.fail("it was played"))
     with pytest.raises(ConfigError, match=said):
         eval_run([str(run), *arguments])
 
@@ -173,7 +173,7 @@ def test_mistakes_are_told_before_anything_is_played(
 def test_an_environment_that_cannot_render_says_so(
     odd_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raceway.loading.evaluate", lambda *_, **__: pytest.fail("it was played"))
+    monkeypatch.setattr("raceway.loaded_policy.evaluate", lambda *_, **__: pytest.fail("it was played"))
     with pytest.raises(ConfigError, match=r"Odd-v0 cannot be filmed: it has no rgb_array among its render modes, \[\]"):
         eval_run([str(odd_run), "--trust", "--video", str(tmp_path / "film.mp4")])
 

@@ -9,13 +9,13 @@ from typing import Any
 import gymnasium
 import pytest
 
+from raceway.agents import make_policy
+from raceway.checkpoints.store import Checkpoints
 from raceway.cli import main
 from raceway.errors import CheckpointError, ConfigError
-from raceway.policies import make_policy
-from raceway.resuming import start_of
-from raceway.runs.checkpoints import Checkpoints
-from raceway.training import resume, train
-from tests.test_loading import changed
+from raceway.runs.resume import start_of
+from raceway.training.train import resume, train
+from tests.test_loaded_policy import changed
 
 
 @pytest.fixture(scope="module")

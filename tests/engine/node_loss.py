@@ -6,7 +6,7 @@ import numpy as np
 import ray
 from ray.cluster_utils import Cluster
 
-from raceway.engine.ray import RayEngine
+from raceway.engine.ray.engine import RayEngine
 from raceway.errors import ActorDied
 from raceway.runner import Runner
 from tests.engine.actors import Box

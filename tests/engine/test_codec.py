@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from raceway.engine import _codec
-from raceway.engine._arena import Arena, ArenaView, Control, Slot
+from raceway.engine._shared_memory import Arena, ArenaView, Control, Slot
 from raceway.errors import SerializationError
 
 

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from raceway.engine.base import Actor
-from raceway.engine.process import ProcessEngine
+from raceway.engine.process.engine import ProcessEngine
 from raceway.errors import (
     ActorDied,
     ActorStartError,

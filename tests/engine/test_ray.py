@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from raceway.engine._sources import collect_sources
-from raceway.engine.ray import _straight
+from raceway.engine.ray.engine import _straight
+from raceway.engine.ray.modules import collect_sources
 from tests.conftest import GENEROUS
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +52,7 @@ def test_modules_are_shipped_to_a_cluster(tmp_path: Path) -> None:
 import os, shutil, sys
 import ray
 from ray.cluster_utils import Cluster
-from raceway.engine.ray import RayEngine
+from raceway.engine.ray.engine import RayEngine
 
 class Actor:
     def work(self, x):

@@ -12,10 +12,10 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from raceway.agents import make_policy
 from raceway.envs import CartPoleSlots, EnvPoolSlots, EnvSettings, SteppedSlots, VectorSlots, make_env, make_slots
 from raceway.errors import ConfigError
-from raceway.policies import make_policy
-from tests.envs.worlds import Samples
+from tests.envs.toy_envs import Samples
 
 TAXI = next(id for id in gym.registry if id.startswith("Taxi-v"))
 BOX = spaces.Box(-1, 1, (2,))

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
 from raceway.envs import CartPoleSlots, EnvSettings, Slots, SteppedSlots, VectorSlots, make_slots
 from raceway.errors import EnvironmentFailed
 from raceway.rl import empty, row_of
-from tests.envs.worlds import SPACES, Samples, as_tree, assert_same
+from tests.envs.toy_envs import SPACES, Samples, as_tree, assert_same
 
 BOX = spaces.Box(-1, 1, (2,))
 

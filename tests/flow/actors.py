@@ -9,7 +9,7 @@ from typing import Any
 from raceway.engine import make_engine
 from raceway.engine._core import EngineCore
 from raceway.engine.base import Actor, Home
-from raceway.flow import Shard, StreamEnd, create, given
+from raceway.flow import Shard, StreamEnd, create, injected
 
 
 class Counter:
@@ -33,7 +33,7 @@ class Counter:
         time.sleep(0.1 if self.number == 0 else 0.001)
         return self.make()
 
-    def of_shard(self, *, shard: Shard = given) -> tuple[int, float]:
+    def of_shard(self, *, shard: Shard = injected) -> tuple[int, float]:
         self.count += 1
         return shard.number, float(shard.generator(self.count).random())
 

@@ -13,7 +13,7 @@ from raceway.engine import make_engine
 from raceway.engine._core import EngineCore
 from raceway.engine.base import Actor
 from raceway.errors import ConfigError, FlowError, OperatorError
-from raceway.flow import Iter, ParIter, RateLimit, create, given, union, union_async
+from raceway.flow import Iter, ParIter, RateLimit, create, injected, union, union_async
 
 
 def helper(value: int) -> float:
@@ -191,10 +191,10 @@ def test_counts_are_checked(actors: list[Actor]) -> None:
 
 
 def test_operators_cannot_ask_for_what_is_not_there(actors: list[Actor]) -> None:
-    def wants_actor(value: int, *, actor: Any = given) -> int:
+    def wants_actor(value: int, *, actor: Any = injected) -> int:
         return value
 
-    def wants_worker(value: int, *, worker: Any = given) -> int:
+    def wants_worker(value: int, *, worker: Any = injected) -> int:
         return value
 
     assert ParIter.from_range(3, actors).for_each(wants_actor)

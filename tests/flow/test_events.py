@@ -7,7 +7,7 @@ from typing import Any
 from raceway.engine import make_engine
 from raceway.engine.base import Actor
 from raceway.flow import Counters, Event, Iter, ParIter, create, send_msg
-from raceway.flow.trace import TraceWriter
+from raceway.flow.perfetto import TraceWriter
 
 
 def counters_by_kind(run: Any) -> dict[str, Counters]:

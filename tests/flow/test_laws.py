@@ -16,7 +16,7 @@ from raceway.engine import make_engine
 from raceway.engine._core import EngineCore
 from raceway.engine.base import Actor
 from raceway.errors import ConfigError, FlowError
-from raceway.flow import Envelope, Iter, ParIter, RateLimit, Shard, create, given, send_msg, union, union_async
+from raceway.flow import Envelope, Iter, ParIter, RateLimit, Shard, create, injected, send_msg, union, union_async
 from tests.conftest import GENEROUS, eventually
 from tests.engine.conftest import engines
 from tests.flow.actors import Aggregator, Countdown, Counter, Pairs, Sum, guests
@@ -125,7 +125,7 @@ def test_more_shards_than_actors(actors: list[Actor]) -> None:
 
 def test_a_synchronous_flow_is_the_same_on_any_engine_with_any_number_of_actors(engine: EngineCore) -> None:
     class Noise:
-        def __call__(self, value: float, *, shard: Shard = given) -> float:
+        def __call__(self, value: float, *, shard: Shard = injected) -> float:
             self.random = getattr(self, "random", None) or shard.generator(7)
             return value + float(self.random.random())
 
@@ -387,7 +387,7 @@ def test_operators_on_the_shards(actors: list[Actor]) -> None:
 
 
 def test_operators_are_given_their_actor_shard_and_envelope(actors: list[Actor]) -> None:
-    def look(item: Any, *, actor: Counter = given, shard: Shard = given, envelope: Envelope = given) -> Any:
+    def look(item: Any, *, actor: Counter = injected, shard: Shard = injected, envelope: Envelope = injected) -> Any:
         return actor.number, shard, envelope.sequence, [source.shard for source in envelope.sources]
 
     seed = create(actors, "make", num_shards=3, seed=9).for_each(look).gather_sync().take(1)
@@ -395,7 +395,7 @@ def test_operators_are_given_their_actor_shard_and_envelope(actors: list[Actor])
 
 
 def test_envelopes_are_merged(actors: list[Actor]) -> None:
-    def look(item: Any, *, envelope: Envelope = given) -> Envelope:
+    def look(item: Any, *, envelope: Envelope = injected) -> Envelope:
         return envelope
 
     for actor, version in zip(actors, (5, 8), strict=True):
@@ -506,7 +506,7 @@ def test_an_operator_on_an_actor_keeps_its_state_there(engine: EngineCore, actor
     learner = engine.spawn(Counter, name="learner")
 
     class Learn(Sum):
-        def __call__(self, value: int, *, actor: Any = given, envelope: Envelope = given) -> Any:
+        def __call__(self, value: int, *, actor: Any = injected, envelope: Envelope = injected) -> Any:
             return super().__call__(value), actor.pid(), envelope.size
 
     operator = Learn()
@@ -571,7 +571,7 @@ class Numbered:
         self.seconds = seconds
         self.played: list[tuple[int, int]] = []
 
-    def make(self, *, shard: Shard = given, number: int = given) -> tuple[int, int]:
+    def make(self, *, shard: Shard = injected, number: int = injected) -> tuple[int, int]:
         if shard.number == 0:
             time.sleep(self.seconds)
         self.played.append((shard.number, number))

@@ -9,7 +9,7 @@ import pytest
 from raceway.engine._core import EngineCore
 from raceway.engine.base import Actor
 from raceway.errors import ConfigError, FlowError
-from raceway.flow import Iter, ParIter, RateLimit, create, given, union, union_async
+from raceway.flow import Iter, ParIter, RateLimit, create, injected, union, union_async
 from tests.flow.actors import Countdown, Counter, Pairs, Sum
 from tests.flow.lasting import lasting_actors, lasting_engine, look_for_no_leaks  # noqa: F401
 
@@ -149,7 +149,7 @@ def test_a_state_fits_any_number_of_actors(engine: EngineCore) -> None:
 
 
 def test_sources_are_known_again_after_a_restore(actors: list[Actor]) -> None:
-    def senders(value: Any, *, envelope: Any = given) -> list[Any]:
+    def senders(value: Any, *, envelope: Any = injected) -> list[Any]:
         return [source.actor for source in envelope.sources]
 
     flow = create(actors, "make").gather_sync().flatten().queue(3).batch(2).for_each(senders)

@@ -35,7 +35,7 @@ from raceway.rl import Batch
 from tests import conftest as above
 from tests.conftest import eventually
 from tests.engine.conftest import engines, make
-from tests.play.worlds import Walk
+from tests.rollouts.toy_envs import Walk
 
 # These start processes: here each test is watched again.
 no_leaks = pytest.fixture(above.no_leaks.__wrapped__, autouse=True, name="no_leaks")  # type: ignore[attr-defined]
@@ -86,7 +86,7 @@ def plan(engine: EngineCore, num_workers: int) -> Iter[Batch]:
         .for_each(StoreToReplay(shards))
     )
     limits = replay_limits(2, batch_size=8, min_size=90, ahead=60)
-    return union(store=store, replay=parallel_replay(shards, in_step=True), limits=limits, emit=["replay"])
+    return union(store=store, replay=parallel_replay(shards, synchronous=True), limits=limits, emit=["replay"])
 
 
 def told(flow: Iter[Batch], num: int) -> list[list[float]]:
@@ -245,7 +245,7 @@ def test_priorities_need_one_source_and_a_value(engine: EngineCore) -> None:
     with pytest.raises(FlowError, match="gave no priorities"):
         next(iter(parallel_replay(shards).for_each(lambda _: stats).for_each(UpdatePriorities())))
     stats.priorities = (np.zeros(1, int), np.zeros(1))
-    both = parallel_replay(shards, in_step=True).batch(2).for_each(lambda _: stats).for_each(UpdatePriorities())
+    both = parallel_replay(shards, synchronous=True).batch(2).for_each(lambda _: stats).for_each(UpdatePriorities())
     with pytest.raises(FlowError, match="this came from 2"):
         next(iter(both))
 

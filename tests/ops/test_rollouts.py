@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raceway.agents import Policy, make_policy
 from raceway.envs import EnvSettings, make_slots
 from raceway.errors import ConfigError, EnvironmentFailed
 from raceway.flow import Shard
 from raceway.ops.rollouts import RolloutSettings, RolloutWorker, episodes_of_shard
-from raceway.policies import Policy, make_policy
 from raceway.rl import Batch
-from tests.play.worlds import Counting, Fault, Walk
+from tests.rollouts.toy_envs import Counting, Fault, Walk
 
 SHARDS = [Shard(number, 3, 11) for number in range(3)]
 

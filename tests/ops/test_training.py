@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from raceway.agents import Policy, as_tensor, make_policy
 from raceway.algorithms import a2c, apex, find_algorithm
 from raceway.engine import make_engine
 from raceway.envs import EnvSettings, make_slots
 from raceway.errors import ConfigError
+from raceway.learner.learner import gradients_of
+from raceway.machine import as_in_a_worker
 from raceway.ops import (
     AddAdvantages,
     AddLogProbs,
@@ -38,11 +41,8 @@ from raceway.ops import (
     parallel_replay,
     parallel_rollouts,
 )
-from raceway.policies import Policy, as_tensor, make_policy
-from raceway.policies.learner import gradients_of
 from raceway.rl import generalised_advantages
-from raceway.runs.machine import as_in_a_worker
-from raceway.training import Training
+from raceway.training.train import Training
 
 CFG = SimpleNamespace(value_coef=0.5, entropy_coef=0.01)
 LOSS = partial(a2c.loss, cfg=CFG)

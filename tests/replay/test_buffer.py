@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from raceway.errors import ConfigError, ReplayEmpty
 from raceway.replay import Replay
-from raceway.replay.frames import FrameColumns
+from raceway.replay.frames import FrameStorage
 from raceway.rl import Batch
 from tests.replay.test_frames import film, stacks_of
 
@@ -156,7 +156,7 @@ def test_frames_take_the_room_of_one_a_row() -> None:
     for begin in range(0, num, 100):
         replay.insert({"obs": stacks[begin : begin + 100], "next_obs": stacks[begin + 1 : begin + 101]})
     assert len(replay) == 3000
-    assert isinstance(replay.columns, FrameColumns)
+    assert isinstance(replay.columns, FrameStorage)
     assert replay.columns.frames.next == num + 1, "each once"
     assert len(replay.columns.frames.frames) < 1.8 * 3000
 

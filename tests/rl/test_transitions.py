@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raceway.play import Collector
-from raceway.policies import make_policy
+from raceway.agents import make_policy
 from raceway.rl import Batch, concat, n_step_transitions, sequences
-from tests.play.worlds import KINDS, Counting, slots_of
+from raceway.rollouts import Collector
+from tests.rollouts.toy_envs import KINDS, Counting, slots_of
 
 NAMES = ("obs", "action", "reward", "discount", "next_obs")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from raceway.engine.host import host
+from raceway.engine.driver_client import driver_client
 from raceway.runner import get_object, patch_object, update_object
 
 
@@ -47,7 +47,7 @@ def die(path: str = "") -> str:
 
 def request(verb: str) -> Any:
     """Ask the driver something."""
-    found = host()
+    found = driver_client()
     assert found is not None
     return found.request(("", verb, ()))
 
@@ -60,7 +60,7 @@ class Unreadable:
 
 
 def _only_in_a_worker() -> Any:
-    if host() is None:
+    if driver_client() is None:
         raise RuntimeError("only in a worker")
     return Unreadable()
 

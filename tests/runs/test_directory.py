@@ -13,8 +13,8 @@ import pytest
 from raceway.errors import ConfigError
 from raceway.runs import directory
 from raceway.runs.directory import RunDirectory, read_config, read_metrics
-from tests.runs.made import row_of
-from tests.runs.test_written import NOW
+from tests.runs.run_folders import row_of
+from tests.runs.test_schema import NOW
 
 
 def described(path: Path) -> Path:

@@ -19,7 +19,7 @@ from tensorboardX.record_writer import masked_crc32c
 from raceway.errors import ConfigError
 from raceway.runs.tensorboard import Events
 from tests.conftest import GENEROUS
-from tests.runs.made import row_of
+from tests.runs.run_folders import row_of
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,0 +1,1 @@
+"""The process engine: actors in worker processes on this machine."""

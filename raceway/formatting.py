@@ -1,0 +1,46 @@
+"""Numbers for people to read."""
+
+from __future__ import annotations
+
+
+def format_count(number: int, what: str) -> str:
+    """Return how many there are of something.
+
+    >>> format_count(1, "shard"), format_count(2, "shard")
+    ('1 shard', '2 shards')
+    """
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def format_number(number: float) -> str:
+    """Return a number with about three digits.
+
+    >>> format_number(0.01234), format_number(12.345), format_number(12345.6), format_number(20)
+    ('0.01', '12.3', '12,346', '20')
+    """
+    digits = 0 if number >= 100 or number == int(number) else 1 if number >= 10 else 2
+    return f"{number:,.{digits}f}"
+
+
+def format_duration(seconds: float) -> str:
+    """Return a time.
+
+    >>> format_duration(2.5), format_duration(0.0123), format_duration(0.000012), format_duration(0)
+    ('2.50 s', '12.3 ms', '12 µs', '0 s')
+    """
+    if 0 < seconds < 0.001:
+        return f"{1e6 * seconds:.0f} µs"
+    return f"{format_number(seconds)} s" if seconds >= 1 or not seconds else f"{format_number(1000 * seconds)} ms"
+
+
+def format_bytes(number: float) -> str:
+    """Return a number of bytes.
+
+    >>> format_bytes(999), format_bytes(12_345), format_bytes(3_000_000)
+    ('999 B', '12.3 kB', '3 MB')
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{format_number(number)} {unit}"
+        number /= 1000
+    return f"{format_number(number)} TB"

@@ -1,0 +1,1 @@
+"""The learner: gradients, the optimiser, and the weights that it publishes."""

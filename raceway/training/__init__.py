@@ -1,0 +1,1 @@
+"""From settings to a trained agent: the training loop, evaluation, stopping, several seeds."""

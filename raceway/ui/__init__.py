@@ -1,0 +1,1 @@
+"""What a person sees: the terminal display, plots and command-line options."""
