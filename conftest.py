@@ -1,4 +1,4 @@
-"""What the examples in docstrings find there: two actors of an inline engine."""
+"""Names for the doctests of raceway.flow: the public names, and two actors of an inline engine as `actors`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 class Sampler:
-    """Counts what it is asked for."""
+    """Returns 0, 1, 2 and so on."""
 
     def __init__(self) -> None:
         self.count = -1

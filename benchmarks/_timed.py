@@ -1,4 +1,4 @@
-"""An environment whose episodes take a given time, in ten steps."""
+"""An environment whose episodes take a fixed time, in ten steps."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ NUM_STEPS = 10
 
 
 class Timed(gym.Env):
-    """Waits, or computes, and gives a point for the second action."""
+    """Sleeps or computes for a fixed time per step; the reward is the action."""
 
     def __init__(self, milliseconds: float, waits: bool) -> None:
         self.seconds, self.waits = milliseconds / 1000 / NUM_STEPS, waits
         self.observation_space = gym.spaces.Box(0, 1, (4,), np.float32)
         self.action_space = gym.spaces.Discrete(2)
 
-    def _seen(self) -> np.ndarray:
+    def _observation(self) -> np.ndarray:
         return self.np_random.random(4, np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode."""
+        """Start an episode."""
         super().reset(seed=seed)
         self.steps = 0
-        return self._seen(), {}
+        return self._observation(), {}
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Take its time."""
+        """Sleep or compute, then return the next observation."""
         if self.waits:
             time.sleep(self.seconds)
         else:
@@ -37,4 +37,4 @@ class Timed(gym.Env):
             while time.thread_time() < until:
                 pass
         self.steps += 1
-        return self._seen(), float(action), False, self.steps == NUM_STEPS, {}
+        return self._observation(), float(action), False, self.steps == NUM_STEPS, {}

@@ -1,4 +1,4 @@
-"""What a call, a value and a start cost on the engines, each beside a reference in the same minute.
+"""The cost of calls, stored values and start-up on the engines, each beside a reference measured in the same minute.
 
 python benchmarks/engine.py [--only call ray fan-out start broadcast idle death] [--quick]
 """
@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
-from _harness import Report, seconds, taking_turns
+from _harness import Report, seconds, interleave
 
 from raceway.engine import make_engine
 from raceway.engine.base import Restarts
@@ -28,7 +28,7 @@ VALUES = {"an int": 1, "4 KB of floats": np.zeros(512), "1 MB of floats": np.zer
 
 
 class Echo:
-    """Gives back what it gets."""
+    """Returns its argument."""
 
     def echo(self, value: Any) -> Any:
         return value
@@ -44,7 +44,7 @@ def no_op() -> None:
     """Do nothing."""
 
 
-def _answer(pipe: Connection) -> None:
+def _echo_server(pipe: Connection) -> None:
     while (value := pipe.recv()) is not None:
         pipe.send(value)
 
@@ -52,8 +52,8 @@ def _answer(pipe: Connection) -> None:
 def call(report: Report, blocks: int) -> None:
     """Call and return on the process engine, beside multiprocessing.Pipe."""
     ours, theirs = multiprocessing.Pipe()
-    other = multiprocessing.get_context("spawn").Process(target=_answer, args=(theirs,), daemon=True)
-    other.start()
+    server = multiprocessing.get_context("spawn").Process(target=_echo_server, args=(theirs,), daemon=True)
+    server.start()
     bars = {"an int": 1.5, "4 KB of floats": 1.0, "1 MB of floats": 0.2}
     with ProcessEngine() as engine:
         actor = engine.spawn(Echo)
@@ -64,22 +64,22 @@ def call(report: Report, blocks: int) -> None:
                 ours.recv()
 
             sides = {"raceway": lambda value=value: actor.call("echo", value).result(), "pipe": over_pipe}
-            taking_turns(sides, 2, 50)
-            before = int(engine._control.used.sum())
-            taken = taking_turns(sides, blocks, 50 if what != "1 MB of floats" else 20)
-            grown = int(engine._control.used.sum()) - before
-            ratio = taken["raceway"] / taken["pipe"]
+            interleave(sides, 2, 50)
+            before = int(engine._control.bytes_used.sum())
+            durations = interleave(sides, blocks, 50 if what != "1 MB of floats" else 20)
+            grown = int(engine._control.bytes_used.sum()) - before
+            ratio = durations["raceway"] / durations["pipe"]
             report.row(
                 f"call and return, {what}, raceway / Pipe",
                 f"at most {bars[what]}, no new memory",
                 ratio <= bars[what] and grown == 0,
                 ratio=ratio,
-                raceway_us=taken["raceway"] * 1e6,
-                pipe_us=taken["pipe"] * 1e6,
+                raceway_us=durations["raceway"] * 1e6,
+                pipe_us=durations["pipe"] * 1e6,
                 new_bytes=grown,
             )
     ours.send(None)
-    other.join()
+    server.join()
 
 
 def ray(report: Report, blocks: int) -> None:
@@ -95,21 +95,21 @@ def ray(report: Report, blocks: int) -> None:
                 "raceway": lambda value=value: actor.call("echo", value).result(),
                 "ray": lambda value=value: ray_library.get(bare.echo.remote(value)),
             }
-            taken = taking_turns(sides, blocks, 20)
-            ratio = taken["raceway"] / taken["ray"]
+            durations = interleave(sides, blocks, 20)
+            ratio = durations["raceway"] / durations["ray"]
             report.row(
                 f"call and return, {what}, ray engine / bare Ray",
                 "at most 1.15",
                 ratio <= 1.15,
                 ratio=ratio,
-                raceway_us=taken["raceway"] * 1e6,
-                ray_us=taken["ray"] * 1e6,
+                raceway_us=durations["raceway"] * 1e6,
+                ray_us=durations["ray"] * 1e6,
             )
     ray_library.shutdown()
 
 
 def fan_out(report: Report, blocks: int) -> None:
-    """Ten thousand tasks that do nothing: a service of two workers, beside two bare Ray actors."""
+    """Ten thousand no-op tasks on a service of two workers, beside two bare Ray actors."""
     import ray as ray_library
 
     number = 10_000
@@ -149,7 +149,7 @@ with make_engine("process") as engine:
 
 
 def start(report: Report, blocks: int) -> None:
-    """From nothing to a result of every worker, imports of the driver included."""
+    """Time from nothing to a result of every worker, the driver's imports included."""
     bare = statistics.median(
         seconds(lambda: subprocess.run([sys.executable, "-c", "import numpy"], check=True)) for _ in range(5)
     )
@@ -160,18 +160,18 @@ def start(report: Report, blocks: int) -> None:
                 [sys.executable, "-c", _START.format(number=number)], capture_output=True, text=True, check=True
             )
             times.append(float(done.stdout))
-        taken = statistics.median(times)
+        median = statistics.median(times)
         report.row(
             f"first result of {number} workers",
             f"under {bar} s",
-            taken < bar,
-            seconds=taken,
-            ratio_to_python_importing_numpy=taken / bare,
+            median < bar,
+            seconds=median,
+            ratio_to_python_importing_numpy=median / bare,
         )
 
 
 def broadcast(report: Report, blocks: int) -> None:
-    """Put an object of 10 MB once; one worker looks at it, or eight do."""
+    """Store 10 MB once; one worker reads it, or eight do."""
     with ProcessEngine() as engine:
         actors = [engine.spawn(Echo) for _ in range(8)]
         for actor in actors:
@@ -182,20 +182,20 @@ def broadcast(report: Report, blocks: int) -> None:
             ref = engine.put(value)
             engine.wait([actor.call("first", ref) for actor in readers])
 
-        taken = taking_turns({"one": lambda: share(actors[:1]), "eight": lambda: share(actors)}, blocks, 5)
-    ratio = taken["eight"] / taken["one"]
+        durations = interleave({"one": lambda: share(actors[:1]), "eight": lambda: share(actors)}, blocks, 5)
+    ratio = durations["eight"] / durations["one"]
     report.row(
         "10 MB put once, read by 8 workers / by 1",
         "at most 2",
         ratio <= 2,
         ratio=ratio,
-        eight_ms=taken["eight"] * 1e3,
-        one_ms=taken["one"] * 1e3,
+        eight_ms=durations["eight"] * 1e3,
+        one_ms=durations["one"] * 1e3,
     )
 
 
 def idle(report: Report, blocks: int) -> None:
-    """Measure what the driver's processor does while it waits five seconds."""
+    """Measure the driver's CPU use while it waits for five seconds."""
     with ProcessEngine() as engine:
         actor = engine.spawn(Echo)
         actor.call("echo", 1).result()
@@ -206,8 +206,8 @@ def idle(report: Report, blocks: int) -> None:
 
 
 def death(report: Report, blocks: int) -> None:
-    """Kill a worker in the middle of a call: how soon that is known, and how soon it is back."""
-    known, back = [], []
+    """Kill a worker during a call: how soon it is noticed, and how soon the worker is back."""
+    noticed, back = [], []
     with ProcessEngine() as engine:
         actor = engine.spawn(Echo, restarts=Restarts(budget=1000, backoff=0.0))
         actor.ready.result()
@@ -215,9 +215,9 @@ def death(report: Report, blocks: int) -> None:
             call = actor.call("sleep", 60.0)
             assert actor.pid is not None
             os.kill(actor.pid, signal.SIGKILL)
-            known.append(seconds(call.exception))
+            noticed.append(seconds(call.exception))
             back.append(seconds(lambda: engine.restart(actor).result()))
-    report.row("a killed worker is noticed", "within 0.1 s", max(known) < 0.1, worst_ms=max(known) * 1e3)
+    report.row("a killed worker is noticed", "within 0.1 s", max(noticed) < 0.1, worst_ms=max(noticed) * 1e3)
     report.row("and is back", "within 2 s", max(back) < 2, worst_ms=max(back) * 1e3)
 
 
@@ -233,10 +233,10 @@ PARTS = {
 
 
 def main() -> None:
-    """Run the parts that were asked for and write the report."""
+    """Run the selected parts and write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run")
-    parser.add_argument("--quick", action="store_true", help="fewer blocks: for a look, not for a figure")
+    parser.add_argument("--quick", action="store_true", help="fewer blocks: for a quick look, not for publication")
     options = parser.parse_args()
     report = Report("engine")
     for name in options.only:

@@ -28,8 +28,7 @@ import psutil
 from _harness import Report
 
 from raceway.engine import make_engine
-from raceway.engine._core import EngineCore
-from raceway.engine.base import Actor
+from raceway.engine.base import Actor, Engine
 from raceway.flow import Iter, ParIter, create, union_async
 from raceway.flow.perfetto import TraceWriter
 
@@ -120,7 +119,7 @@ PROGRAMS: dict[str, tuple[Program, Program, bool]] = {
 }
 
 
-def started(engine: EngineCore, count: int, *args: Any) -> list[Actor]:
+def started(engine: Engine, count: int, *args: Any) -> list[Actor]:
     actors = [engine.spawn(Worker, args) for _ in range(count)]
     for actor in actors:
         actor.ready.result()

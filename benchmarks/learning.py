@@ -23,10 +23,10 @@ import numpy as np
 from _harness import RESULTS, Report
 
 from raceway.agents import Policy
-from raceway.training.seeds import curve
+from raceway.training.seeds import learning_curve
 from raceway.training.train import train
-from raceway.ui.display import Watcher
-from raceway.ui.plots import need_matplotlib
+from raceway.ui.display import Callback
+from raceway.ui.figures import check_matplotlib
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "benchmarks" / "learning.md"
@@ -66,18 +66,18 @@ GATES = [
 ]
 
 
-class Keep(Watcher):
+class Keep(Callback):
     """Keeps a copy of the policy as it is after so many steps."""
 
     def __init__(self, steps: int | None) -> None:
         self.steps = steps
         self.policy: Policy | None = None
 
-    def begin(self, training: Any, path: Path) -> None:
+    def on_start(self, training: Any, path: Path) -> None:
         """Note whose policy it is."""
         self.training = training
 
-    def iteration(self, row: dict[str, Any]) -> None:
+    def on_iteration(self, row: dict[str, Any]) -> None:
         """Copy it when it is time."""
         if self.steps is not None and self.policy is None and row["time/total_timesteps"] >= self.steps:
             self.policy = copy.deepcopy(self.training.policy)
@@ -102,9 +102,9 @@ def learn(gate: Gate, seed: int) -> dict[str, Any]:
     """Train once, and return the figures."""
     keep = Keep(gate.evaluate_at)
     with tempfile.TemporaryDirectory() as folder:
-        result = train(gate.algorithm, env=gate.env, seed=seed, run_dir=f"{folder}/run", watchers=[keep])
+        result = train(gate.algorithm, env=gate.env, seed=seed, run_dir=f"{folder}/run", callbacks=[keep])
     found = result.summary
-    steps, means = curve(result.metrics)
+    steps, means = learning_curve(result.metrics)
     places = np.unique(np.linspace(0, len(steps) - 1, POINTS).astype(int))
     return {
         "seed": seed,
@@ -146,7 +146,7 @@ def in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Draw return against steps: one small picture a gate, the mean and the range over seeds, the bar dashed."""
-    need_matplotlib()
+    check_matplotlib()
     import matplotlib
 
     matplotlib.use("Agg")

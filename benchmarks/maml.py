@@ -22,8 +22,8 @@ from raceway.agents import Policy
 from raceway.algorithms import find_algorithm
 from raceway.algorithms.maml import inner_loss
 from raceway.engine import make_engine
-from raceway.learner.adaptation import adapted
-from raceway.machine import as_in_a_worker
+from raceway.learner.adaptation import adapt_parameters
+from raceway.machine import worker_compute_settings
 from raceway.ops import FitBaseline, InnerAdapt, Learner, UpdateWeights, parallel_rollouts
 from raceway.rl import bootstrap_interval, episode_sums
 from raceway.runs.recorder import Result
@@ -50,12 +50,12 @@ def returns_of(policy: Policy, env: str, like: Any, inner_lr: float) -> tuple[np
     more: dict[str, Any] = {"num_shards": NUM_TASKS, "num_envs": NUM_TASKS * EPISODES, "seed": HELD_OUT}
     training = Training(found, found.settings(env=env, engine="inline", **more))
     rollouts = dataclasses.replace(training.rollouts, kind=like.kind, hidden=like.hidden)
-    with as_in_a_worker(), make_engine("inline") as engine:
+    with worker_compute_settings(), make_engine("inline") as engine:
         training.rollouts = rollouts
         workers = training._spawn(engine)
         weights = UpdateWeights(Learner(policy, 1.0), workers)
         weights.send(workers)
-        inner = InnerAdapt(weights, partial(adapted, policy, inner_loss, inner_lr))
+        inner = InnerAdapt(weights, partial(adapt_parameters, policy, inner_loss, inner_lr))
         played = parallel_rollouts(workers, rollouts).for_each(FitBaseline(training.cfg.gamma)).gather_sync()
         tasks = next(iter(played.combine(inner).take(1)))
     means = [[episode_sums(one["reward"], one["length"]).mean() for one in task] for task in tasks]

@@ -34,7 +34,7 @@ from raceway.algorithms import find_algorithm
 from raceway.algorithms.impala import loss
 from raceway.engine import make_engine
 from raceway.flow import Shard
-from raceway.machine import as_in_a_worker
+from raceway.machine import worker_compute_settings
 from raceway.ops import AddLogProbs, ConcatFragments, RolloutSettings, RolloutWorker
 from raceway.rl import Batch, num_steps
 from raceway.training.train import Training
@@ -159,14 +159,14 @@ def taken_turns(
     num_old = -(-(IN_FLIGHT + 1) * num_workers // settings["num_fragments"])
     sides: dict[str, Callable[[], float]] = {}
     with ExitStack() as stack:
-        stack.enter_context(as_in_a_worker())
+        stack.enter_context(worker_compute_settings())
         stack.enter_context(make_engine("ray"))  # starts Ray
         for name in order:
             one = training("process" if name == "process" else "ray")
             if name == "by_hand":
                 program = by_hand(one)
             else:
-                plan = stack.enter_context(one.planned(run=True))
+                plan = stack.enter_context(one.open_flow(run=True))
                 program = as_flow(stack.enter_context(plan.start()), one)
             sides[name] = rate_of(program, seconds, num_old)
             sides[name]()

@@ -30,7 +30,7 @@ from _harness import Report
 from rollouts import Side, rates, ratio
 
 from raceway.engine import make_engine
-from raceway.machine import as_in_a_worker
+from raceway.machine import worker_compute_settings
 from raceway.ops import ReplaySettings, ReplayShard, StoreToReplay, parallel_replay
 from raceway.replay import Replay, SumTree
 from raceway.replay.frames import FrameStorage
@@ -134,7 +134,7 @@ def buffer_sides(prioritised: bool) -> dict[str, dict[str, Side]]:
 
 def in_process(report: Report, blocks: int, length: float) -> None:
     """Compare with TorchRL's buffers in one process."""
-    with as_in_a_worker():
+    with worker_compute_settings():
         for prioritised in kinds():
             for what, sides in buffer_sides(prioritised).items():
                 found = rates(sides, blocks, length)
@@ -151,7 +151,7 @@ def through_an_actor(report: Report, blocks: int, length: float) -> None:
     """Compare a shard on an actor, asked from here, with TorchRL's buffers in this process."""
     for prioritised in kinds():
         theirs = buffer_sides(prioritised)
-        with make_engine("process") as engine, as_in_a_worker():
+        with make_engine("process") as engine, worker_compute_settings():
             settings = ReplaySettings(capacity=CAPACITY, batch_size=ROWS, alpha=0.6 if prioritised else None)
             shard = engine.spawn(ReplayShard, (settings,))
             store, batch = StoreToReplay([shard]), cartpole_rows(ROWS)
@@ -250,7 +250,7 @@ def atari(report: Report, blocks: int, length: float) -> None:
         )
         last = film[-4:]
     seconds = time.perf_counter() - begin
-    assert isinstance(replay.columns, FrameStorage)
+    assert isinstance(replay.storage, FrameStorage)
     batch = replay.sample(32)
     assert (batch["obs"][:, 1:] == batch["next_obs"][:, :-1]).all()
     gib = (psutil.Process().memory_info().rss - before) / 2**30
@@ -259,7 +259,7 @@ def atari(report: Report, blocks: int, length: float) -> None:
         "at most 8 GiB",
         gib <= 8 and len(replay) == total,
         gib=gib,
-        frames=replay.columns.frames.next,
+        frames=replay.storage.frames.next,
         inserts_per_s=total / seconds,
     )
 

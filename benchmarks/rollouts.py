@@ -21,7 +21,7 @@ from _harness import Report
 from raceway.agents import make_policy
 from raceway.algorithms import find_algorithm
 from raceway.envs import EnvSettings, make_slots
-from raceway.machine import as_in_a_worker
+from raceway.machine import worker_compute_settings
 from raceway.ops import RolloutSettings, RolloutWorker, parallel_rollouts
 from raceway.rollouts import Collector
 from raceway.training.train import Training
@@ -164,7 +164,7 @@ def iteration_side(engine_name: str, env: Any = "ant", num_workers: int = 2, **s
 
     def iterate() -> int:
         before = training.report.timesteps
-        with as_in_a_worker():
+        with worker_compute_settings():
             next(run)
         return training.report.timesteps - before
 
@@ -189,7 +189,7 @@ def fragments() -> dict[str, tuple[Side, Callable[[], Any]]]:
         run = parallel_rollouts(workers, settings).gather_sync().start()
 
         def play(run: Any = run) -> int:
-            with as_in_a_worker():
+            with worker_compute_settings():
                 return sum(batch["reward"].size for batch in next(run))
 
         sides[name] = (play, engine.close)
@@ -203,7 +203,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=5, help="blocks of each side")
     options = parser.parse_args()
     report = Report("rollouts")
-    with as_in_a_worker():
+    with worker_compute_settings():
         cartpole(report, options.blocks, options.seconds)
         halfcheetah(report, options.blocks, options.seconds)
     ant(report, 2 * options.blocks)

@@ -17,9 +17,9 @@ import numpy as np
 from _harness import RESULTS, Report
 
 from raceway.rl import bootstrap_interval, interquartile_mean
-from raceway.training.seeds import curve
+from raceway.training.seeds import learning_curve
 from raceway.training.train import train
-from raceway.ui.plots import plot_seeds
+from raceway.ui.training_plots import plot_seeds
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "benchmarks" / "reinforce.md"
@@ -41,7 +41,7 @@ def measure(env: str, mode: str, seed: int) -> dict[str, Any]:
         "final_mean_reward": result.metrics[-1]["rollout/iteration_rew_mean"],
         "best_mean_return": summary["best_mean_return"],
         "weights_sha256": summary["weights_sha256"],
-        "curve": curve(result.metrics),
+        "curve": learning_curve(result.metrics),
     }
 
 

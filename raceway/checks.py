@@ -1,4 +1,4 @@
-"""Validators of arguments, options and names. Each raises `ConfigError`: what is wrong, the value, what to do."""
+"""Validators of arguments, options and names. Each raises a `ConfigError` that says what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from raceway.errors import ConfigError
 
 
 def unknown_name(what: str, value: object, choices: Iterable[str], hint: str = "") -> ConfigError:
-    """Return the error for a name that is none of `choices`.
+    """Return the error for a name that is not among `choices`.
+
+    Args:
+        what: what the name refers to.
+        value: the name.
+        choices: the valid names.
+        hint: a sentence to add.
 
     >>> print(unknown_name("engine", "proces", ["inline", "process", "ray"]))
     unknown engine 'proces'. Did you mean 'process'? Choose from: inline, process, ray.
@@ -31,19 +37,19 @@ def check_choice(what: str, value: str, choices: Collection[str]) -> str:
     return value
 
 
-def check_int(what: str, value: object, least: int = 1) -> int:
-    """Check a count and return it.
+def check_int(what: str, value: object, minimum: int = 1) -> int:
+    """Check that a value is an integer of at least `minimum` and return it.
 
     >>> check_int("batch size", 4)
     4
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{what} must be a whole number from {least}, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise ConfigError(f"{what} must be a whole number from {minimum}, not {value!r}")
     return value
 
 
 def check_positive(what: str, value: object) -> float:
-    """Check a number and return it.
+    """Check that a value is a finite number above 0 and return it.
 
     >>> check_positive("deadline", 2.5)
     2.5

@@ -1,4 +1,4 @@
-"""Closing several resources, whatever goes wrong with one of them."""
+"""Closing several resources, even if closing one of them fails."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ from typing import Any
 _log = logging.getLogger(__name__)
 
 
-def close_all(things: Iterable[Any], during: BaseException | None = None) -> None:
-    """Close every one of them, whatever the others do. Then raise the first error; during another, log them all."""
+def close_all(resources: Iterable[Any], during: BaseException | None = None) -> None:
+    """Close every resource, then raise the first error. If another exception is being handled, log the errors.
+
+    Args:
+        resources: objects with a `close` method.
+        during: the exception because of which they are closed, if any.
+    """
     errors = []
-    for thing in things:
+    for resource in resources:
         try:
-            thing.close()
+            resource.close()
         except Exception as error:
             errors.append(error)
     if errors and during is None:
         raise errors[0]
     for failure in errors:
-        _log.error("while it was closed because of %r: %r", during, failure)
+        _log.error("while closing because of %r: %r", during, failure)

@@ -1,6 +1,6 @@
-"""The command line: each command finds its function in `raceway.commands`.
+"""The command line: each command is the module of `raceway.commands` with its name.
 
-Only what a command needs is imported, so that help and mistakes are answered at once.
+Only the module of the command is imported, so that help and mistakes are answered at once.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from raceway.errors import EnvironmentFailed, OperatorError, RacewayError
 INTERRUPTED = 130
 
 COMMANDS = {
-    "train": ("running:train", "train a policy: raceway train <algorithm>"),
-    "resume": ("running:resume", "go on with a run that was stopped"),
-    "eval": ("evaluating:eval_run", "play with a trained policy, and film it"),
-    "plot": ("looking:plot", "draw learning curves"),
-    "compare": ("looking:compare", "compare runs, with intervals"),
-    "list": ("running:list_all", "list the algorithms, or with --runs the runs"),
-    "explain": ("running:explain", "show the plan of an algorithm: raceway explain <algorithm>"),
+    "train": "train a policy: raceway train <algorithm>",
+    "resume": "resume a run from its latest checkpoint: raceway resume RUN",
+    "eval": "evaluate a trained policy, and record a video of it",
+    "plot": "plot learning curves",
+    "compare": "compare runs, with confidence intervals",
+    "list": "list the algorithms, or with --runs the runs",
+    "explain": "show the plan of an algorithm: raceway explain <algorithm>",
 }
 
 
@@ -32,26 +32,26 @@ def main(argv: list[str] | None = None) -> int:
     """Run a command and return its exit code."""
     arguments = sys.argv[1:] if argv is None else argv
     try:
-        _begin_log()
+        _configure_logging()
         return _run(arguments)
     except RacewayError as error:
-        print(f"error: {told(error)}", file=sys.stderr)
+        print(f"error: {format_error(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as stop:
         return stop.args[0] if stop.args and isinstance(stop.args[0], int) else INTERRUPTED
-    except BrokenPipeError:  # whoever read the output has gone
+    except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 
-def _begin_log() -> None:
+def _configure_logging() -> None:
     level = os.environ.get("RACEWAY_LOG", "").upper() or "WARNING"
     check_choice("level in RACEWAY_LOG", level, logging.getLevelNamesMapping())
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
 
 
-def told(error: RacewayError) -> str:
-    """Return what a user needs to know of an error."""
+def format_error(error: RacewayError) -> str:
+    """Return the message of an error, with its notes; a failed environment comes before the operator it failed in."""
     text = str(error)
     if isinstance(error, OperatorError) and isinstance(error.original, EnvironmentFailed):
         cause = error.original.__cause__
@@ -63,14 +63,12 @@ def _run(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="raceway", description="Distributed reinforcement learning as a dataflow.")
     parser.add_argument("--version", action="version", version=f"raceway {metadata.version('raceway')}")
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
-    for name, (_, text) in COMMANDS.items():
+    for name, text in COMMANDS.items():
         commands.add_parser(name, help=text, add_help=False)
     if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
         raise unknown_name("command", arguments[0], COMMANDS)
     command = parser.parse_known_args(arguments)[0].command
-    module, _, name = COMMANDS[command][0].partition(":")
-    function = getattr(importlib.import_module(f"raceway.commands.{module}"), name)
-    return int(function(arguments[1:]))
+    return int(importlib.import_module(f"raceway.commands.{command}").run(arguments[1:]))
 
 
 def entry() -> None:

@@ -1,34 +1,33 @@
-"""Every exception that Raceway raises on purpose.
+"""The exceptions that Raceway raises.
 
 RacewayError
-├── ConfigError (ValueError)         an argument, option or name that cannot be used
-├── WaitTimeout (TimeoutError)       the caller's own timeout ran out; the work goes on
+├── ConfigError (ValueError)         an invalid argument, option or name
+├── WaitTimeout (TimeoutError)       the caller's timeout expired; the work continues
 ├── Cancelled                        the call was cancelled before it started
-├── SerializationError (TypeError)   a value cannot travel; names the attribute at fault
+├── SerializationError (TypeError)   a value cannot be pickled; names the attribute at fault
 ├── SharedMemoryError (MemoryError)  the engine's shared-memory budget is used up
-├── ResourceError                    more resources asked for than there are
+├── ResourceError                    more resources were requested than exist
 ├── EngineClosed                     the engine (or Runner) has been closed
-├── ActorError                       an actor, not a call, went wrong
+├── ActorError                       an actor failed, not one of its calls
 │   ├── ActorStartError              its process or its constructor failed
-│   ├── ActorDied                    it was killed, crashed, or exited
+│   ├── ActorDied                    it was killed, crashed or exited
 │   │   └── DeadlineExceeded         it was killed because a call ran too long
-│   └── RestartsExhausted            it died more often than its budget allows
-├── RemoteError                      a call raised; also the cause of the original where that could travel
-├── FlowError                        a flow went wrong
-│   ├── OperatorError                an operator or source raised; says which, where, on what item
-│   └── ShardFailed                  a shard's actor died and the failure policy says to raise, or is used up
-├── EnvironmentFailed                an environment raised, or gave what no policy can use
-├── CheckpointError                  a checkpoint is missing, torn, corrupt, or not this run's
-├── ReplayEmpty                      something was to be drawn from a replay buffer that holds nothing
+│   └── RestartsExhausted            it died more often than its restart budget allows
+├── RemoteError                      a call raised in another process; the cause of the original exception
+├── FlowError                        a flow failed
+│   ├── OperatorError                an operator or source raised; says which, where, and on which item
+│   └── ShardFailed                  a shard's actor died, and the failure policy does not tolerate it
+├── EnvironmentFailed                an environment raised, or returned something no policy can use
+├── CheckpointError                  a checkpoint is missing, incomplete, corrupt, or of another run
+├── ReplayEmpty                      a sample was requested from an empty replay buffer
 ├── DeadlockError                    an actor would wait for itself
-└── UnknownReference                  a reference that this run does not know
+└── UnknownReference                 a reference that does not belong to this run
     ├── ForeignReference             it belongs to another Runner
-    └── ObjectFreed                  nobody referred to the object any more
+    └── ObjectFreed                  the object was freed
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import pickle
 import traceback
@@ -36,19 +35,18 @@ from types import TracebackType
 from typing import Any
 
 _FLOW = os.path.join(os.path.dirname(__file__), "flow", "")
-_log = logging.getLogger(__name__)
 
 
 class RacewayError(Exception):
-    """The root of the tree."""
+    """Base class of all exceptions of Raceway."""
 
 
 class ConfigError(RacewayError, ValueError):
-    """An argument, option or name that cannot be used."""
+    """An argument, option or name is invalid."""
 
 
 class CheckpointError(RacewayError):
-    """A checkpoint that cannot be gone on from: says which file, and why."""
+    """A checkpoint cannot be restored: says which file, and why."""
 
     def __init__(self, path: object, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -59,7 +57,7 @@ class CheckpointError(RacewayError):
 
 
 class WaitTimeout(RacewayError, TimeoutError):
-    """The caller's timeout ran out. What it waited for goes on and can be waited for again."""
+    """The caller's timeout expired. The work continues, and can be waited for again."""
 
 
 class Cancelled(RacewayError):
@@ -75,7 +73,7 @@ class SharedMemoryError(RacewayError, MemoryError):
 
 
 class ResourceError(RacewayError):
-    """More resources were asked for than there are, so the actor could never start."""
+    """More resources were requested than exist, so the actor could never start."""
 
 
 class EngineClosed(RacewayError):
@@ -83,7 +81,7 @@ class EngineClosed(RacewayError):
 
 
 class ActorError(RacewayError):
-    """An actor, not one of its calls, went wrong."""
+    """An actor failed, not one of its calls."""
 
     def __init__(self, message: str, actor: str = "") -> None:
         super().__init__(message)
@@ -98,7 +96,7 @@ class ActorStartError(ActorError):
 
 
 class ActorDied(ActorError):
-    """The actor was killed, crashed or exited; its state is gone."""
+    """The actor was killed, crashed or exited; its state is lost."""
 
 
 class DeadlineExceeded(ActorDied):
@@ -110,10 +108,10 @@ class RestartsExhausted(ActorError):
 
 
 class RemoteError(RacewayError):
-    """What a call raised in another process: actor, method and the traceback there as text.
+    """A call raised in another process. Holds the actor, the method and the remote traceback as text.
 
-    It is the ``__cause__`` of the original exception when that could travel, and raised itself when it could not (an
-    exception that cannot be pickled, or one like ``SystemExit`` that must not end the caller).
+    It is the ``__cause__`` of the original exception. If that cannot be sent to the caller, the RemoteError is raised
+    instead: the exception cannot be pickled, or is one like ``SystemExit`` that must not end the caller.
     """
 
     def __init__(self, kind: str, message: str, actor: str, method: str, traceback: str) -> None:
@@ -129,22 +127,22 @@ class RemoteError(RacewayError):
 
 
 class ReplayEmpty(RacewayError):
-    """Something was to be drawn from a replay buffer that holds nothing yet."""
+    """A sample was requested from a replay buffer that is still empty."""
 
 
 class FlowError(RacewayError):
-    """A flow went wrong: it cannot go on, or a part of it failed."""
+    """A flow failed: it cannot continue, or a part of it raised."""
 
 
 class OperatorError(FlowError):
-    """An operator or source of a flow raised. Its text ends with the user's own traceback.
+    """An operator or source of a flow raised. The message ends with the user's own traceback.
 
     Attributes:
-        operator: the operator's label, as the plan shows it.
-        where: file and line where it was added to the flow.
+        operator: the operator's label, as `explain` shows it.
+        where: file and line at which it was added to the flow.
         shard: the shard it ran on, or None in the driver.
-        item: the item it was given, as text.
-        original: what it raised, where that could travel; also the `__cause__`.
+        item: the item it was called with, as text.
+        original: the exception it raised, or None if that cannot be pickled; also the `__cause__`.
         frames: the user's frames, for `pdb.post_mortem(error.frames)`, if it ran in this process.
     """
 
@@ -161,53 +159,62 @@ class OperatorError(FlowError):
         self.original = self.__cause__ = original
 
     @classmethod
-    def of(
+    def wrap(
         cls, error: Exception, operator: str, where: str, shard: int | None, item: tuple[int, object] | None
     ) -> OperatorError:
-        """Return the error that tells of `error`. `item` is its number in its stream and the item itself."""
+        """Return the OperatorError for an exception that an operator raised.
+
+        Args:
+            error: the exception.
+            operator: the operator's label.
+            where: file and line at which it was added to the flow.
+            shard: the shard it ran on, or None in the driver.
+            item: the number of the item in its stream and the item itself; None for a source.
+        """
         if isinstance(error, OperatorError):
-            return error  # of a flow inside the operator
+            return error  # the operator itself runs a flow
         frames = error.__traceback__
         while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_FLOW):
             frames = frames.tb_next
-        shown = "" if item is None else _shown(item[1])
+        item_text = "" if item is None else _truncated_repr(item[1])
         place = "in the driver" if shard is None else f"on shard {shard}"
-        text = f"{operator} failed {place}" + ("" if item is None else f", item {item[0]}: {shown}")
+        text = f"{operator} failed {place}" + ("" if item is None else f", item {item[0]}: {item_text}")
         text += f"\n  added at {where}"
         if isinstance(error, StopIteration) or isinstance(error.__cause__, StopIteration):
             text += "\n  A StopIteration does not end a stream. Use take(), or raise StreamEnd in a source's method."
         text += "\n\n" + "".join(traceback.format_exception(type(error), error, frames))
-        failure = cls(text, operator, where, shard, shown, error)
-        failure.frames, error.__traceback__ = frames, None  # the text has it: as the cause it would be shown twice
+        failure = cls(text, operator, where, shard, item_text, error)
+        failure.frames, error.__traceback__ = frames, None  # the text contains it: the cause would show it again
         return failure
 
     def __reduce__(self) -> tuple[object, ...]:
         original = self.original
         try:
             pickle.loads(pickle.dumps(original))
-        except Exception:  # the text tells of it
+        except Exception:  # the text describes it
             original = None
         return type(self), (str(self), self.operator, self.where, self.shard, self.item, original)
 
 
-def _shown(value: object, most: int = 200) -> str:
+def _truncated_repr(value: object, max_length: int = 200) -> str:
     try:
         text = repr(value)
     except Exception:
         text = f"a {type(value).__qualname__} whose repr fails"
-    return text if len(text) <= most else text[: most - 3] + "..."
+    return text if len(text) <= max_length else text[: max_length - 3] + "..."
 
 
 class ShardFailed(FlowError):
-    """A shard's actor died, and the failure policy says to raise or has no budget left. The `__cause__` says why."""
+    """A shard's actor died, and the failure policy is to raise, or its budget is used up. The `__cause__` says why."""
 
 
 class EnvironmentFailed(RacewayError):
-    """An environment raised, or gave NaN or something of another shape than its spaces say.
+    """An environment raised, or returned NaN or a value that does not fit its spaces.
 
     Attributes:
-        slot: which environment of its vector; -1 if a vector does not tell.
-        place: where it was: the worker, shard, environment, episode and step, as text.
+        problem: what happened, without the place.
+        slot: the index of the environment in its vector; -1 if unknown.
+        place: the worker, shard, environment, episode and step, as text.
     """
 
     def __init__(self, problem: str, slot: int, place: str = "") -> None:
@@ -223,7 +230,7 @@ class DeadlockError(RacewayError):
 
 
 class UnknownReference(RacewayError):
-    """A reference that this run does not know."""
+    """A reference does not belong to this run."""
 
 
 class ForeignReference(UnknownReference):
@@ -231,4 +238,4 @@ class ForeignReference(UnknownReference):
 
 
 class ObjectFreed(UnknownReference):
-    """The object is gone: nobody referred to it any more, or it was freed by hand."""
+    """The object was freed: no process referred to it any more."""

@@ -1,6 +1,6 @@
-"""Parameters that the caller fills in: a function says what it needs, and is given that.
+"""Parameters that the caller fills in: a function declares the ones it needs by their default value, `injected`.
 
-def look(item, *, actor=given, envelope=given): ...
+    def inspect(item, *, actor=injected, envelope=injected): ...
 """
 
 from __future__ import annotations
@@ -12,31 +12,39 @@ from typing import Any
 from raceway.errors import ConfigError
 
 
-class _Given:
+class _Injected:
     def __reduce__(self) -> str:
-        return "given"  # the same one in every process
+        return "injected"  # the same object in every process
 
 
-injected: Any = _Given()
-"""The default of a parameter that is to be filled in."""
+injected: Any = _Injected()
+"""The default value that marks a parameter to be filled in."""
 
 
 def injected_parameters(function: Callable[..., Any], offered: Sequence[str], where: str) -> tuple[str, ...]:
-    """Return the parameters that a function wants to be given, having checked that they are among those offered.
+    """Return the names of the parameters that a function wants to be injected.
 
-    >>> def look(item, *, envelope=given): ...
-    >>> injected_parameters(look, ["envelope", "actor"], "here")
+    Args:
+        function: the function.
+        offered: the names that are available.
+        where: where the function is used, for the error.
+
+    Raises:
+        ConfigError: it asks for a parameter that is not offered.
+
+    >>> def inspect(item, *, envelope=injected): ...
+    >>> injected_parameters(inspect, ["envelope", "actor"], "here")
     ('envelope',)
     """
     if not callable(function):
-        raise ConfigError(f"an operator is a function or another object that can be called, not {function!r}")
+        raise ConfigError(f"an operator must be a function or another callable, not {function!r}")
     try:
         parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # some built-in functions do not tell
+    except (TypeError, ValueError):  # some built-in functions have no signature
         return ()
-    asked = tuple(name for name, parameter in parameters.items() if parameter.default is injected)
-    for name in asked:
+    requested = tuple(name for name, parameter in parameters.items() if parameter.default is injected)
+    for name in requested:
         if name not in offered:
-            what = getattr(function, "__name__", type(function).__name__)
-            raise ConfigError(f"{what} asks for {name!r}, but {where} there is: {', '.join(offered)}")
-    return asked
+            label = getattr(function, "__name__", type(function).__name__)
+            raise ConfigError(f"{label} asks for {name!r}, but {where} there is: {', '.join(offered)}")
+    return requested

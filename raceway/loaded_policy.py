@@ -1,4 +1,4 @@
-"""`load`: a trained policy from the folder of its run, ready to be asked."""
+"""`load`: a trained policy from its run directory, ready for inference."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from gymnasium import spaces
 
 from raceway.agents import Policy, Weights, make_policy
 from raceway.agents.inference import ActingPolicy
-from raceway.agents.networks import ACTIVATIONS, NETWORKS, imported
+from raceway.agents.networks import ACTIVATIONS, NETWORKS, import_network
 from raceway.checkpoints.store import Checkpoint, Checkpoints
 from raceway.checks import check_choice
 from raceway.envs import EnvSettings
 from raceway.errors import CheckpointError, ConfigError
-from raceway.machine import as_in_a_worker
+from raceway.machine import worker_compute_settings
 from raceway.rl.space_json import space_from_json, space_to_json
 from raceway.rollouts.evaluation import Evaluation, evaluate
-from raceway.runs.directory import read_config
-from raceway.runs.resume import check_fit, check_run, check_size, trusted
-from raceway.runs.schema import has_policy
+from raceway.runs.config_file import has_policy, read_config
+from raceway.runs.resume import check_layer_sizes, check_same_run, check_trusted, check_weights_fit
 
 _log = logging.getLogger(__name__)
 
@@ -33,26 +32,27 @@ class LoadedPolicy(ActingPolicy):
     """Its run and checkpoint: `run`, `algorithm`, `env`, `checkpoint`, `steps` and `mean_return`."""
 
     def __init__(self, policy: Policy, config: Mapping[str, Any], about: dict[str, Any], *, trust: bool) -> None:
-        seen, done = _spaces(config)
-        super().__init__(policy.eval(), seen, done, clip_actions=bool(config["policy"].get("clip_actions")))
+        observation_space, action_space = _spaces(config)
+        clip_actions = bool(config["policy"].get("clip_actions"))
+        super().__init__(policy.eval(), observation_space, action_space, clip_actions=clip_actions)
         self.about, self._config, self._trust = about, config, trust
 
     def __repr__(self) -> str:
         return f"<policy of {self.about['algorithm']} on {self.about['env']}, after {self.about['steps']:,} steps>"
 
     def env_settings(self, env: Any = None) -> EnvSettings:
-        """Return how the environment is made that it was trained in, or this one instead.
+        """Return the settings of the environment that it was trained in, or those of another one.
 
         Args:
-            env: an `EnvSettings`; or a name or function, which is made with the arguments of the run.
+            env: an `EnvSettings`; or a name or function, which is created with the arguments of the run.
         """
         if isinstance(env, EnvSettings):
             return env
-        made = self._config["env"]
+        saved = self._config["env"]
         if env is not None:
-            return EnvSettings(env, made["kwargs"], made["vector"])
-        name = trusted("env", made["name"], importable=self._config["importable"]["env"], trust=self._trust)
-        return EnvSettings(name, made["kwargs"], made["vector"])
+            return EnvSettings(env, saved["kwargs"], saved["vector"])
+        name = check_trusted("env", saved["name"], importable=self._config["importable"]["env"], trust=self._trust)
+        return EnvSettings(name, saved["kwargs"], saved["vector"])
 
     def evaluate(
         self,
@@ -61,55 +61,59 @@ class LoadedPolicy(ActingPolicy):
         env: Any = None,
         seed: int = 0,
         deterministic: bool = True,
-        told: Callable[[int], None] | None = None,
+        on_progress: Callable[[int], None] | None = None,
     ) -> Evaluation:
-        """Play whole episodes. The same arguments give the same numbers every time.
+        """Run complete episodes. The same arguments give the same results every time.
 
         Args:
-            num_episodes: how many.
+            num_episodes: number of episodes.
             env: another environment than that of the run; see `env_settings`.
-            seed: of the episodes, and of actions that are drawn.
-            deterministic: take the most likely action, or that of the highest value; else draw.
-            told: called with how many episodes are over, whenever some are.
+            seed: seed of the episodes and of sampled actions.
+            deterministic: take the most likely action, or the one with the highest Q-value; else sample.
+            on_progress: called with the number of finished episodes, whenever some finish.
         """
         settings = self.env_settings(env)
-        how: dict[str, Any] = {"deterministic": deterministic, "clip_actions": self.clip_actions, "told": told}
-        with as_in_a_worker():
-            return evaluate(self.policy, settings, num_episodes, seed=seed, check=self.check_spaces, **how)
+        options: dict[str, Any] = {
+            "deterministic": deterministic,
+            "clip_actions": self.clip_actions,
+            "on_progress": on_progress,
+        }
+        with worker_compute_settings():
+            return evaluate(self.policy, settings, num_episodes, seed=seed, check=self.check_spaces, **options)
 
     def check_spaces(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
-        """Check that an environment is one that this policy can play in. Bounds may be others."""
+        """Check that an environment has the spaces of this policy. Bounds may differ."""
         pairs = {
             "observations": (self.observation_space, observation_space),
             "actions": (self.action_space, action_space),
         }
-        for what, (own, other) in pairs.items():
-            if _form(own) != _form(other):
-                raise ConfigError(f"the environment has {what} of {other}; the policy was trained with {own}")
+        for name, (own, other) in pairs.items():
+            if _without_bounds(own) != _without_bounds(other):
+                raise ConfigError(f"the environment has {name} of {other}; the policy was trained with {own}")
 
     def export_onnx(self, path: str | Path) -> Path:
-        """Save it as ONNX: from a batch of observations to the actions that `act` gives.
+        """Export to ONNX: a model from a batch of observations to the actions that `act` returns.
 
-        Inputs are `obs`, or the parts of a Dict by name (`action_mask` too), and of a recurrent policy what it
-        remembers, as `state_...`. Outputs are `action`, and what it then remembers, as `next_state_...`.
+        Inputs are `obs`, or the entries of a Dict space by name (`action_mask` too), and the state of a recurrent
+        policy, as `state_...`. Outputs are `action`, and the next state, as `next_state_...`.
         """
         from raceway.agents.export import export_onnx
 
-        return export_onnx(self._choosing(), path)
+        return export_onnx(self._exportable(), path)
 
     def export_torch(self, path: str | Path) -> Path:
-        """Save it as `.pt2`, for `torch.export.load(path).module()`, which needs no Raceway.
+        """Export to a `.pt2` file, for `torch.export.load(path).module()`, which does not need Raceway.
 
-        It takes a dict of the inputs by name, and returns a tuple of the outputs; see `export_onnx`.
+        The module takes a dict of inputs by name, and returns a tuple of outputs; see `export_onnx`.
         """
         from raceway.agents.export import export_torch
 
-        return export_torch(self._choosing(), path)
+        return export_torch(self._exportable(), path)
 
-    def _choosing(self) -> Any:
-        from raceway.agents.export import Choosing
+    def _exportable(self) -> Any:
+        from raceway.agents.export import ExportablePolicy
 
-        return Choosing(self.policy, self.observation_space, self.action_space, self.clip_actions)
+        return ExportablePolicy(self.policy, self.observation_space, self.action_space, self.clip_actions)
 
 
 def load(
@@ -117,39 +121,38 @@ def load(
 ) -> LoadedPolicy:  # fmt: skip
     """Load a trained policy.
 
-    Nothing that a run names is imported, unless it is given again or trusted: a run may come from anybody.
+    No module that the run names is imported unless the caller passes it again or trusts the run.
 
     Args:
-        run: the folder of the run.
-        which: its `best` checkpoint, or if none has a score the latest; the `latest`; or that of so many steps.
-        network: the network of the run, if that is not one of Raceway's: a function, or `module:function`.
-        trust: whether modules that the run names, of a network or an environment, may be imported.
+        run: the run directory.
+        which: the `best` checkpoint (the latest if none has a score), the `latest`, or a number of environment steps.
+        network: the network of the run if it is not one of Raceway's: a function, or `module:function`.
+        trust: whether modules of a network or environment that the run names may be imported.
     """
     path = Path(run)
     config = read_config(path)
     if not has_policy(config):
         raise ConfigError(
-            f"the run in {path} does not say what its policy is: an older version made it. Train it anew."
+            f"the run in {path} has no description of its policy: an older version wrote it. Train it again."
         )
-    checkpoint, weights = _found(Checkpoints(path / "checkpoints"), _which(which))
-    check_run(checkpoint, config)
-    check_size(config, config["policy"]["hidden"], weights)
-    policy = _made(config, _network(config, network, trust=trust))
-    check_fit(policy, weights, checkpoint.path)
+    checkpoint, weights = _read_checkpoint(Checkpoints(path / "checkpoints"), _check_which(which))
+    check_same_run(checkpoint, config)
+    check_layer_sizes(config, config["policy"]["hidden"], weights)
+    policy = _make_untrained(config, _network(config, network, trust=trust))
+    check_weights_fit(policy, weights, checkpoint.path)
     policy.load(weights)
-    told = checkpoint.about
     about = {
         "run": str(path),
         "algorithm": config["algorithm"],
         "env": config["env"]["name"],
         "checkpoint": str(checkpoint.path),
-        "steps": told["steps"],
-        "mean_return": told.get("mean_return"),
+        "steps": checkpoint.about["steps"],
+        "mean_return": checkpoint.about.get("mean_return"),
     }
     return LoadedPolicy(policy, config, about, trust=trust)
 
 
-def _which(which: str | int) -> str | int:
+def _check_which(which: str | int) -> str | int:
     if which in ("best", "latest") or (isinstance(which, int) and not isinstance(which, bool)):
         return which
     if isinstance(which, str) and which.isascii() and which.isdecimal():
@@ -161,51 +164,49 @@ def _spaces(config: Mapping[str, Any]) -> tuple[spaces.Space, spaces.Space]:
     return space_from_json(config["spaces"]["observation"]), space_from_json(config["spaces"]["action"])
 
 
-def _made(config: Mapping[str, Any], network: Any) -> Policy:
-    """Make the policy of a run, untrained."""
-    how = config["policy"]
-    if how["activation"] is not None:
-        check_choice("activation", how["activation"], ACTIVATIONS)
+def _make_untrained(config: Mapping[str, Any], network: Any) -> Policy:
+    """Create the policy of a run, untrained."""
+    options = config["policy"]
+    if options["activation"] is not None:
+        check_choice("activation", options["activation"], ACTIVATIONS)
     return make_policy(
-        *_spaces(config), network, tuple(how["hidden"]), 0, kind=how["kind"], normalise=how["normalise"],
-        num_slots=how["num_slots"], activation=how["activation"], shared=how["shared"],
+        *_spaces(config), network, tuple(options["hidden"]), 0, kind=options["kind"], normalise=options["normalise"],
+        num_slots=options["num_slots"], activation=options["activation"], shared=options["shared"],
     )  # fmt: skip
 
 
-def _network(config: Mapping[str, Any], given: Any, *, trust: bool) -> Any:
-    """Return the network of a run. What has to be imported is given again, or trusted."""
+def _network(config: Mapping[str, Any], network: Any, *, trust: bool) -> Any:
+    """Return the network of a run: the caller's, a built-in one, or one imported from a trusted run."""
     saved = config["policy"]["network"]
-    if given is not None:
-        return imported(given)
+    if network is not None:
+        return import_network(network)
     if saved in NETWORKS:
         return saved
     importable = ":" in saved and config["importable"]["network"]
-    return imported(trusted("network", saved, importable=importable, trust=trust))
+    return import_network(check_trusted("network", saved, importable=importable, trust=trust))
 
 
-def _found(checkpoints: Checkpoints, which: str | int) -> tuple[Checkpoint, Weights]:
-    """Return a checkpoint and its weights. If those of the best cannot be read, it is the latest that can."""
+def _read_checkpoint(checkpoints: Checkpoints, which: str | int) -> tuple[Checkpoint, Weights]:
+    """Return a checkpoint and its weights. If the best cannot be read, fall back to the latest that can."""
     try:
-        found = checkpoints.find(which)
-        return found, found.weights()
+        checkpoint = checkpoints.find(which)
+        return checkpoint, checkpoint.weights()
     except CheckpointError as error:
         if which != "best" or not checkpoints.all():
             raise
-        other = checkpoints.newest_good(Checkpoint.weights)
-        _log.warning("the best checkpoint cannot be read: %s. In its place is loaded %s", error, other[0].path)
-        return other
+        checkpoint, weights = checkpoints.newest_readable(Checkpoint.weights)
+        _log.warning("the best checkpoint cannot be read: %s. Loading %s instead", error, checkpoint.path)
+        return checkpoint, weights
 
 
-def _form(space: spaces.Space) -> Any:
-    """Return a space without its bounds, for comparing."""
+def _without_bounds(space: spaces.Space) -> Any:
+    """Return a space as JSON without its bounds, for comparisons."""
 
-    def bare(doc: Any) -> Any:
+    def remove_bounds(doc: Any) -> Any:
         if isinstance(doc, list):
-            return [bare(part) for part in doc]
-        return (
-            {key: bare(part) for key, part in doc.items() if key not in ("low", "high")}
-            if isinstance(doc, dict)
-            else doc
-        )
+            return [remove_bounds(part) for part in doc]
+        if not isinstance(doc, dict):
+            return doc
+        return {key: remove_bounds(part) for key, part in doc.items() if key not in ("low", "high")}
 
-    return bare(space_to_json(space))
+    return remove_bounds(space_to_json(space))

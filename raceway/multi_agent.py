@@ -1,9 +1,9 @@
-"""`train_multi`: several policies in one environment, each trained by an algorithm of its own, as one flow.
+"""`train_multi`: several policies in one environment, each trained by its own algorithm, as one flow.
 
 rollouts of all agents -> split
-    -> what is of one policy -> the plan of its algorithm -> its figures
-    -> what is of another    -> the plan of its algorithm -> its figures
-as they come
+    -> the batches of one policy -> the plan of its algorithm -> its metrics
+    -> the batches of another    -> the plan of its algorithm -> its metrics
+-> union_async
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from raceway.algorithms import Algorithm, Context, find_algorithm
 from raceway.checks import check_int, check_positive
 from raceway.engine import make_engine
 from raceway.engine.base import Actor
-from raceway.envs import EnvSettings, Purpose, seed_of
+from raceway.envs import EnvSettings, Purpose, derive_seed
 from raceway.envs.multi_agent import MultiAgentSettings
 from raceway.errors import ConfigError
 from raceway.flow import Iter, ParIter, create, union_async
-from raceway.machine import as_in_a_worker
+from raceway.machine import worker_compute_settings
 from raceway.ops import ReportMetrics
-from raceway.ops.multi_agent import Gathered, MultiRolloutSettings, MultiRolloutWorker, Select
+from raceway.ops.multi_agent import GatheredRounds, MultiRolloutSettings, MultiRolloutWorker, Select
 from raceway.rl import Batch
 
 
 @dataclass
 class Trainer:
-    """What trains one policy."""
+    """The algorithm, config and context that train one policy."""
 
     algorithm: Algorithm
     cfg: Any
@@ -43,39 +43,42 @@ class Trainer:
 
 @dataclass
 class MultiResult:
-    """What came of a run."""
+    """Trained policies and metrics of a run."""
 
     policies: dict[str, Policy]
     metrics: dict[str, list[dict[str, Any]]]
-    """One entry for every training step of each policy."""
+    """A row for every training step of each policy."""
     returns: dict[str, list[float]]
-    """The return of every episode of every agent, by its policy."""
+    """The return of every episode of every agent, by policy."""
     seconds: float = 0.0
 
 
-def two_trainers(
+def multi_trainer_plan(
     rollouts: ParIter[Mapping[str, Batch]], trainers: Mapping[str, Trainer], buffer: int
 ) -> Iter[tuple[str, Any]]:
-    """Return the plan: of each policy the name and a line of metrics, as they come.
+    """Return the plan, a flow of policy names and rows of metrics.
 
-    One may be ahead of another by so many rounds (`buffer`): at least as many as any of them needs for one batch.
+    Args:
+        rollouts: the batches of all policies.
+        trainers: one for every policy.
+        buffer: rounds by which one branch may be ahead of another: at least as many as any of them needs for a batch.
     """
     branches = rollouts.gather_sync().split(*trainers, buffer=buffer)
     plans: dict[str, Any] = {}
-    for (name, one), branch in zip(trainers.items(), branches, strict=True):
-        player = SimpleNamespace(policy=one.context.learner.policy)
-        source: Any = Gathered(branch.for_each(Select(name)), player)
-        plan = one.algorithm.plan(source, one.cfg, one.context)
-        plans[name] = plan.for_each(one.report).for_each(partial(_named, name))
+    for (name, trainer), branch in zip(trainers.items(), branches, strict=True):
+        actor = SimpleNamespace(policy=trainer.context.learner.policy)
+        source: Any = GatheredRounds(branch.for_each(Select(name)), actor)
+        plan = trainer.algorithm.plan(source, trainer.cfg, trainer.context)
+        plans[name] = plan.for_each(trainer.report).for_each(partial(_with_name, name))
     return union_async(**plans)
 
 
-def _named(name: str, row: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def _with_name(name: str, row: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return name, row
 
 
 class MultiTraining:
-    """One run with several policies."""
+    """A run that trains several policies."""
 
     def __init__(
         self,
@@ -95,66 +98,68 @@ class MultiTraining:
         for name, number in (("num_envs", num_envs), ("num_shards", num_shards), ("fragment_steps", fragment_steps)):
             check_int(name, number)
         if num_envs % num_shards:
-            raise ConfigError(f"num_envs {num_envs} cannot be divided into {num_shards} shards. Make it a multiple.")
+            raise ConfigError(f"num_envs {num_envs} cannot be divided into num_shards {num_shards}. Make it a multiple.")
         spaces = self.env.spaces()
         if set(spaces) != set(trainers):
             raise ConfigError(
-                f"the agents are played by {sorted(spaces)}, and there are trainers for {sorted(trainers)}: every "
+                f"the agents use the policies {sorted(spaces)}, but there are trainers for {sorted(trainers)}: every "
                 "policy needs one."
             )
         self.algorithms = {name: find_algorithm(trainers[name][0]) for name in sorted(trainers)}
         self.configs: dict[str, Any] = {}
-        for name, one in self.algorithms.items():
-            one.check_actions(spaces[name][1], f"policy {name!r} of {self.env.name}")
-            same = {"env": str(self.env.name), "num_envs": num_envs, "num_shards": num_shards, "seed": seed}
-            self.configs[name] = one.config(**{**same, **trainers[name][1], "fragment_steps": fragment_steps})
-        nowhere = EnvSettings(self.env.name)  # policies are made from spaces: nothing is made of this
-        made = {name: replace(cfg.rollouts(nowhere), slots_per_shard=1) for name, cfg in self.configs.items()}
+        for name, algorithm in self.algorithms.items():
+            algorithm.check_actions(spaces[name][1], f"policy {name!r} of {self.env.name}")
+            common = {"env": str(self.env.name), "num_envs": num_envs, "num_shards": num_shards, "seed": seed}
+            self.configs[name] = algorithm.config(**{**common, **trainers[name][1], "fragment_steps": fragment_steps})
+        unused_env = EnvSettings(self.env.name)  # policies are created from spaces; no such environment is created
+        policy_settings = {
+            name: replace(cfg.rollouts(unused_env), slots_per_shard=1) for name, cfg in self.configs.items()
+        }
         self.rollouts = MultiRolloutSettings(
             env=self.env,
             num_shards=num_shards,
             slots_per_shard=num_envs // num_shards,
             fragment_steps=fragment_steps,
-            policies=made,
+            policies=policy_settings,
             seed=seed,
         )
         self.engine, self.num_workers = engine, check_int("num_workers", num_workers)
-        self.policies = self.rollouts.make_policies(seed_of(seed, Purpose.WEIGHTS))
+        self.policies = self.rollouts.make_policies(derive_seed(seed, Purpose.WEIGHTS))
 
     @contextmanager
-    def planned(self) -> Iterator[tuple[Iter[tuple[str, Any]], dict[str, Trainer]]]:
-        """Give the plan with its actors, and the trainers."""
-        with as_in_a_worker(), make_engine(self.engine) as engine:
+    def open_flow(self) -> Iterator[tuple[Iter[tuple[str, Any]], dict[str, Trainer]]]:
+        """Start the actors, and give the flow and the trainers."""
+        with worker_compute_settings(), make_engine(self.engine) as engine:
             names = [f"rollouts-{number}" for number in range(self.num_workers)]
             workers = [engine.spawn(MultiRolloutWorker, (self.rollouts, name), name=name) for name in names]
             trainers = {name: self._trainer(name, workers, engine) for name in self.algorithms}
             steps = self.rollouts.num_shards * self.rollouts.slots_per_shard * self.rollouts.fragment_steps
             rounds = max(-(-getattr(cfg, "batch_steps", 1) // steps) for cfg in self.configs.values())
-            yield two_trainers(self._source(workers, trainers), trainers, rounds + 1), trainers
+            yield multi_trainer_plan(self._source(workers, trainers), trainers, rounds + 1), trainers
 
     def _trainer(self, name: str, workers: Sequence[Actor], engine: Any) -> Trainer:
         cfg = self.configs[name]
         return Trainer(self.algorithms[name], cfg, Context(cfg.learner(self.policies[name]), workers, engine, name))
 
     def _source(self, workers: Sequence[Actor], trainers: Mapping[str, Trainer]) -> ParIter[Any]:
-        senders = [one.context.weights() for one in trainers.values()]
+        senders = [trainer.context.weights() for trainer in trainers.values()]
         for sender in senders:
             sender.send(workers)
         settings = self.rollouts
-        many = create(workers, "sample", num_shards=settings.num_shards, seed=settings.seed)
-        restarted = lambda worker: [sender.send_to(worker) for sender in senders]  # noqa: E731
-        return many.on_failure("restart", errors=False, on_restart=restarted)
+        rollouts = create(workers, "sample", num_shards=settings.num_shards, seed=settings.seed)
+        send_weights = lambda worker: [sender.send_to(worker) for sender in senders]  # noqa: E731
+        return rollouts.on_failure("restart", errors=False, on_restart=send_weights)
 
     def run(self, total_timesteps: int | None = None, stop_seconds: float | None = None) -> MultiResult:
-        """Train until one of the policies has used so many steps of its agents, or the time is over."""
+        """Train until one of the policies has used `total_timesteps` of its agents' steps, or for `stop_seconds`."""
         if total_timesteps is None and stop_seconds is None:
-            raise ConfigError("give total_timesteps or stop_seconds: otherwise it would never end")
+            raise ConfigError("give total_timesteps or stop_seconds: otherwise training would never end")
         if stop_seconds is not None:
             check_positive("stop_seconds", stop_seconds)
         names = list(self.algorithms)
         result = MultiResult(self.policies, {name: [] for name in names}, {name: [] for name in names})
         began = time.perf_counter()
-        with self.planned() as (flow, trainers), flow.start() as run:
+        with self.open_flow() as (flow, trainers), flow.start() as run:
             for name, row in run:
                 result.metrics[name].append(row)
                 result.returns[name] += row["returns"]
@@ -178,11 +183,11 @@ def train_multi(
     """Train several policies in one environment.
 
     Args:
-        env: a module with a `parallel_env` of PettingZoo's API, `module:function`, or a function that makes one.
-        policies: the policy of every agent: by its name, or a function of that.
-        trainers: of every policy the algorithm, and settings of it.
-        total_timesteps: end when a policy has used so many steps of its agents.
-        stop_seconds: end after so much time.
+        env: a module with a `parallel_env` of PettingZoo's API, `module:function`, or a function that creates one.
+        policies: the policy of every agent, by the agent's name; or a function from the one to the other.
+        trainers: the algorithm of every policy, and its settings.
+        total_timesteps: stop when a policy has used this many steps of its agents.
+        stop_seconds: stop after this time.
         settings: `env_kwargs`, `num_envs`, `num_shards`, `fragment_steps`, `seed`, `engine`, `num_workers`.
     """
     return MultiTraining(env, policies, trainers, **settings).run(total_timesteps, stop_seconds)

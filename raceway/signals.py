@@ -1,4 +1,4 @@
-"""Ctrl-C and `kill`: the first asks a run to stop after what it is doing, the second ends it."""
+"""Ctrl-C and `kill`: the first signal asks a run to stop after the current step, the second interrupts it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from typing import Any
 
 _REASONS = {signal.SIGINT: "interrupt", signal.SIGTERM: "terminated"}
 EXIT_CODES = {"interrupt": 130, "terminated": 143}
-"""Of a command whose run was stopped, by the reason."""
+"""Exit codes of a command whose run was stopped by a signal, by the reason."""
 
 
 class StopSignals(AbstractContextManager["StopSignals"]):
-    """Takes SIGINT and SIGTERM for requests to stop.
+    """Treats SIGINT and SIGTERM as requests to stop.
 
-    Whoever runs looks at `reason` between two steps. If that takes longer than `patience` seconds, or when a second
-    signal comes, a KeyboardInterrupt ends whatever is under way; it has the exit code as its argument.
+    The run checks `reason` between steps. If it does not stop within `timeout` seconds, or when a second signal
+    arrives, a KeyboardInterrupt is raised, with the exit code as its argument.
+
+    Args:
+        timeout: seconds between the first signal and the KeyboardInterrupt.
     """
 
-    def __init__(self, patience: float = 6.0) -> None:
+    def __init__(self, timeout: float = 6.0) -> None:
         self.reason: str | None = None
-        """`interrupt` or `terminated`, if a signal has come."""
-        self._patience = patience
-        self._overdue = self._unhurried = False
-        self._before: dict[signal.Signals, Any] = {}
+        """`interrupt` or `terminated` after a signal has arrived, else None."""
+        self._timeout = timeout
+        self._timed_out = self._timeout_disabled = False
+        self._previous_handlers: dict[signal.Signals, Any] = {}
         self._timer: threading.Timer | None = None
 
     def __enter__(self) -> StopSignals:
@@ -34,45 +37,45 @@ class StopSignals(AbstractContextManager["StopSignals"]):
         return self
 
     def install(self) -> None:
-        """Take the signals, explicitly: a job in the background begins with SIGINT ignored, and Ray takes SIGTERM."""
+        """Install the handlers, again if needed: background jobs start with SIGINT ignored, and Ray handles SIGTERM."""
         if threading.current_thread() is threading.main_thread():
             for number in _REASONS:
-                before = signal.signal(number, self._take)
-                self._before.setdefault(number, before)
+                previous = signal.signal(number, self._handle)
+                self._previous_handlers.setdefault(number, previous)
 
-    def _take(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.reason is not None:
-            by_timer, self._overdue = self._overdue, False
-            if by_timer and self._unhurried:
+            by_timer, self._timed_out = self._timed_out, False
+            if by_timer and self._timeout_disabled:
                 return
-            self._disarm()
+            self._cancel_timer()
             raise KeyboardInterrupt(EXIT_CODES[self.reason])
         self.reason = _REASONS[signal.Signals(number)]
-        self._timer = threading.Timer(self._patience, self._run_out, (threading.get_ident(), number))
+        self._timer = threading.Timer(self._timeout, self._signal_timeout, (threading.get_ident(), number))
         self._timer.daemon = True
         self._timer.start()
 
-    def _run_out(self, main: int, number: int) -> None:
-        self._overdue = True
-        signal.pthread_kill(main, number)  # which ends also what waits in the system
+    def _signal_timeout(self, main_thread: int, number: int) -> None:
+        self._timed_out = True
+        signal.pthread_kill(main_thread, number)  # a signal also interrupts system calls that block
 
     @contextmanager
-    def unhurried(self) -> Iterator[None]:
-        """Have what is done meanwhile come to its end, however long it takes, unless a second signal comes."""
-        self._unhurried = True
+    def without_timeout(self) -> Iterator[None]:
+        """Disable the timeout within the context: only a second signal interrupts it."""
+        self._timeout_disabled = True
         try:
             yield
         finally:
-            self._unhurried = False
+            self._timeout_disabled = False
 
-    def _disarm(self) -> None:
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def __exit__(self, *_: object) -> None:
-        self._disarm()
-        for number, before in self._before.items():
-            if signal.getsignal(number) == self._take:
-                signal.signal(number, before)
-        self._before.clear()
+        self._cancel_timer()
+        for number, previous in self._previous_handlers.items():
+            if signal.getsignal(number) == self._handle:
+                signal.signal(number, previous)
+        self._previous_handlers.clear()

@@ -1,4 +1,4 @@
-"""A watch on every test: whatever it starts or opens must be gone when it ends."""
+"""A leak check for every test, and fixtures shared by all packages."""
 
 import gc
 import os
@@ -12,51 +12,51 @@ import psutil
 import pytest
 
 GENEROUS = 30.0
-"""Seconds within which anything that should happen does, on however slow a machine."""
+"""A timeout in seconds that is long enough on any machine."""
 
 
 def eventually(check: Callable[[], object], timeout: float = GENEROUS) -> bool:
-    """Wait for something outside this process's control, such as the kernel reaping, to come true."""
-    until = time.monotonic() + timeout
+    """Wait until a condition outside this process's control is true, and return whether it is."""
+    deadline = time.monotonic() + timeout
     while not check():
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             return False
         time.sleep(0.005)
     return True
 
 
 def _processes() -> set[int]:
-    found = set()
+    pids = set()
     for child in psutil.Process().children(recursive=True):
         try:
             if child.status() != psutil.STATUS_ZOMBIE and "ray" not in " ".join(child.cmdline()).replace("raceway", ""):
-                found.add(child.pid)  # a running Ray starts processes of its own at any time
+                pids.add(child.pid)  # a running Ray starts processes at any time
         except psutil.NoSuchProcess:
             pass
-    return found
+    return pids
 
 
 def _descriptors() -> dict[str, str]:
-    found = {}
+    names = {}
     for fd in os.listdir("/proc/self/fd"):
         try:
-            found[fd] = os.readlink(f"/proc/self/fd/{fd}")
+            names[fd] = os.readlink(f"/proc/self/fd/{fd}")
         except OSError:
-            pass  # the listing's own
-    return {fd: name for fd, name in found.items() if "/mpl-data/fonts/" not in name}  # matplotlib keeps them open
+            pass  # the descriptor of the listing itself
+    return {fd: name for fd, name in names.items() if "/mpl-data/fonts/" not in name}  # matplotlib keeps fonts open
 
 
 def _files() -> set[str]:
     return {
-        f"{folder}/{name}"
-        for folder in (tempfile.gettempdir(), "/dev/shm")
-        for name in os.listdir(folder)
+        f"{directory}/{name}"
+        for directory in (tempfile.gettempdir(), "/dev/shm")
+        for name in os.listdir(directory)
         if "raceway" in name
     }
 
 
-def _is_anothers(name: str) -> bool:
-    """Whether a file belongs to a program that runs beside the tests: the name has its process id."""
+def _is_of_another_process(name: str) -> bool:
+    """Whether a file belongs to another running program: its name contains the process id."""
     owner = re.search(r"raceway-(\d+)-", name)
     return owner is not None and os.path.exists(f"/proc/{owner.group(1)}") and int(owner.group(1)) != os.getpid()
 
@@ -71,25 +71,25 @@ def uses_ray(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(autouse=True)
 def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail a test that leaves a process, thread, descriptor, piece of shared memory or temporary file behind."""
+    """Fail a test that leaks a process, thread, descriptor, shared memory or temporary file."""
     with_ray = uses_ray(request)
     before = _processes(), _threads(), _descriptors(), _files()
     yield
     gc.collect()
-    assert eventually(lambda: _processes() <= before[0], 10), f"processes left: {_processes() - before[0]}"
-    # A driver that a test beside this one has killed leaves its folder until that test is over.
-    left_files = lambda: {path for path in _files() - before[3] if not _is_anothers(path)}  # noqa: E731
-    assert eventually(lambda: not left_files(), 4 * GENEROUS), f"files left: {left_files()}"
+    assert eventually(lambda: _processes() <= before[0], 10), f"leaked processes: {_processes() - before[0]}"
+    # A driver killed by a test that runs in parallel leaves its directory until that test is over.
+    leaked_files = lambda: {path for path in _files() - before[3] if not _is_of_another_process(path)}  # noqa: E731
+    assert eventually(lambda: not leaked_files(), 4 * GENEROUS), f"leaked files: {leaked_files()}"
     if with_ray:
-        return  # a running Ray opens descriptors and starts threads of its own at any time
-    assert eventually(lambda: _threads() <= before[1], 10), f"threads left: {_threads() - before[1]}"
-    left = {fd: name for fd, name in _descriptors().items() if fd not in before[2]}
-    assert not left, f"descriptors left: {left}"
+        return  # a running Ray opens descriptors and starts threads at any time
+    assert eventually(lambda: _threads() <= before[1], 10), f"leaked threads: {_threads() - before[1]}"
+    leaked = {fd: name for fd, name in _descriptors().items() if fd not in before[2]}
+    assert not leaked, f"leaked descriptors: {leaked}"
 
 
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
-    """One local Ray for all tests that need one."""
+    """Start one local Ray for all tests that need it."""
     import ray
 
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)

@@ -1,4 +1,4 @@
-"""Environments that do what they should not, or take their time. Registered for `tests.odd_envs:Id`."""
+"""An environment that fails in a chosen way, or is slow. Use it as `tests.odd_envs:Odd-v0`."""
 
 import time
 from typing import Any
@@ -9,7 +9,16 @@ from gymnasium import spaces
 
 
 class Odd(gym.Env[Any, Any]):
-    """Goes wrong in a given way at a given step; until then it counts."""
+    """Fails in the way `how` at step `at`; until then it observes its start and the number of steps.
+
+    Args:
+        how: `reset` or `raise` an error, return `nan` or a wrong `shape` as observation, or NaN as `reward`;
+            `continuous` has continuous actions, and anything else never fails.
+        at: the step at which it fails.
+        length: the steps of an episode.
+        seconds: the duration of a step.
+        busy: whether a step computes for that long, instead of sleeping.
+    """
 
     def __init__(self, how: str = "", at: int = 3, length: int = 8, seconds: float = 0.0, busy: bool = False) -> None:
         self.how, self.at, self.length, self.seconds, self.busy = how, at, length, seconds, busy
@@ -27,7 +36,7 @@ class Odd(gym.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         self.now += 1
         if self.seconds:
-            self._pass()
+            self._take_time()
         obs: Any = np.array([self.start, self.now], np.float32)
         reward: Any = float(np.ravel(action)[0])
         if self.now == self.at:
@@ -37,12 +46,12 @@ class Odd(gym.Env[Any, Any]):
             reward = np.nan if self.how == "reward" else reward
         return obs, reward, False, self.now == self.length, {}
 
-    def _pass(self) -> None:
+    def _take_time(self) -> None:
         if not self.busy:
             time.sleep(self.seconds)
             return
-        until = time.thread_time() + self.seconds
-        while time.thread_time() < until:
+        deadline = time.thread_time() + self.seconds
+        while time.thread_time() < deadline:
             pass
 
 

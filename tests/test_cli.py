@@ -1,4 +1,4 @@
-"""The command line: what it prints, where, and how it ends."""
+"""The command line: output, errors, signals and exit codes."""
 
 import io
 import json
@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from raceway.cli import main
-from raceway.ui.display import Lines, Live
+from raceway.cli import COMMANDS, main
+from raceway.ui.display import LiveDisplay, TextDisplay
 from tests.conftest import GENEROUS
 
 ROOT = Path(__file__).parents[1]
@@ -23,31 +23,30 @@ SMALL = ["--iterations", "3", "--episodes-per-iter", "20", "--num-envs", "20"]
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def trained(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+def train_reinforce(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """Return the exit code and the output."""
     code = main(["train", "reinforce", *arguments])
     return code, capsys.readouterr().out
 
 
-def started(*arguments: str, **settings: Any) -> "subprocess.Popen[str]":
+def start_command(*arguments: str, **settings: Any) -> "subprocess.Popen[str]":
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "raceway", *arguments]
     return subprocess.Popen(command, text=True, env=environment, stdin=subprocess.DEVNULL, **settings)
 
 
-def test_a_number_that_is_not_finite_is_no_number_of_steps(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_number_of_steps_must_be_finite(capsys: pytest.CaptureFixture[str]) -> None:
     for text in ("inf", "nan", "1e999"):
         with pytest.raises(SystemExit):
             main(["train", "reinforce", "--total-timesteps", text])
         assert "is not a whole number" in capsys.readouterr().err
 
 
-def test_a_level_of_the_log_that_there_is_not(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_log_level_is_an_error(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RACEWAY_LOG", "wrning")
     assert main(["list"]) == 1
     assert "unknown level in RACEWAY_LOG 'WRNING'. Did you mean 'WARNING'?" in capsys.readouterr().err
@@ -55,26 +54,28 @@ def test_a_level_of_the_log_that_there_is_not(
     assert main(["list"]) == 0
 
 
-@pytest.mark.parametrize(("told", "code"), [((143,), 143), ((), 130), (("text",), 130)])
-def test_what_ends_a_command_says_its_code(told: tuple[Any, ...], code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(_: list[str]) -> int:
-        raise KeyboardInterrupt(*told)
+@pytest.mark.parametrize(("args", "code"), [((143,), 143), ((), 130), (("text",), 130)])
+def test_a_keyboard_interrupt_may_have_an_exit_code(
+    args: tuple[Any, ...], code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: list[str]) -> int:
+        raise KeyboardInterrupt(*args)
 
-    monkeypatch.setattr("raceway.cli._run", stopped)
+    monkeypatch.setattr("raceway.cli._run", interrupted)
     assert main([]) == code
 
 
-FIELDS = {
+SUMMARY_FIELDS = {
     "algorithm", "env", "seed", "engine", "num_workers", "timesteps", "episodes", "wall_seconds", "train_seconds",
     "fps", "mean_return", "stopped_by", "weights_sha256", "run_dir",
 }  # fmt: skip
 
 
 def test_the_last_line_is_json(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out = trained(capsys, "--env", "cartpole", "--local", "--json", "--seed", "7", *SMALL)
+    code, out = train_reinforce(capsys, "--env", "cartpole", "--local", "--json", "--seed", "7", *SMALL)
     summary = json.loads(out.splitlines()[-1])
     assert code == 0
-    assert summary.keys() >= FIELDS
+    assert summary.keys() >= SUMMARY_FIELDS
     assert (summary["env"], summary["seed"], summary["engine"]) == ("CartPole-v1", 7, "inline")
     assert summary["episodes"] == 60
     assert 0 < summary["train_seconds"] < summary["wall_seconds"]
@@ -84,16 +85,16 @@ def test_the_last_line_is_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_log_has_the_banner_every_tenth_iteration_and_a_summary(capsys: pytest.CaptureFixture[str]) -> None:
-    _, out = trained(capsys, "--local", "--iterations", "13", "--episodes-per-iter", "5", "--num-envs", "5")
+    _, out = train_reinforce(capsys, "--local", "--iterations", "13", "--episodes-per-iter", "5", "--num-envs", "5")
     lines = out.splitlines()
     assert lines[:3] == ["=" * 60, "REINFORCE on CartPole-v1", "=" * 60]
     for text in ("  Environment: CartPole-v1", "  Observation dim: 4", "  Action dim: 2", "  Continuous actions: False",
                  "  Training iterations: 13", "  Episodes per iteration: 5", "  Total episodes: 65"):  # fmt: skip
         assert text in lines
-    shown = [line for line in lines if line.startswith("Iteration")]
-    assert [int(line.split()[1]) for line in shown] == [0, 10, 12]
+    iterations = [line for line in lines if line.startswith("Iteration")]
+    assert [int(line.split()[1]) for line in iterations] == [0, 10, 12]
     assert all(
-        re.fullmatch(r"Iteration +\d+ \| Mean Reward: +-?\d+\.\d \| Loss: +-?\d+\.\d{4}", line) for line in shown
+        re.fullmatch(r"Iteration +\d+ \| Mean Reward: +-?\d+\.\d \| Loss: +-?\d+\.\d{4}", line) for line in iterations
     )
     end = lines.index("Training Complete!")
     assert lines[end - 1] == lines[-1] == "=" * 60
@@ -102,21 +103,21 @@ def test_a_log_has_the_banner_every_tenth_iteration_and_a_summary(capsys: pytest
     assert any(re.fullmatch(r"  Final Mean Reward: \d+\.\d", line) for line in lines)
 
 
-def test_auto_says_what_it_chose_and_why(capsys: pytest.CaptureFixture[str]) -> None:
-    _, out = trained(capsys, *SMALL)
-    assert "auto chose no workers: a step of the environment takes" in out
+def test_auto_prints_the_number_of_workers_and_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out = train_reinforce(capsys, *SMALL)
+    assert "auto chose no workers: an environment step takes" in out
 
 
 def test_a_plot_is_saved(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
-    _, out = trained(capsys, "--local", "--plot", "--run-dir", "here", *SMALL)
+    _, out = train_reinforce(capsys, "--local", "--plot", "--run-dir", "here", *SMALL)
     assert Path("here/returns.png").read_bytes().startswith(b"\x89PNG")
     assert "Plot saved to here/returns.png" in out
 
 
 def test_seeds_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out = trained(capsys, "--local", "--seeds", "2", "--seed", "5", "--json", *SMALL)
+    code, out = train_reinforce(capsys, "--local", "--seeds", "2", "--seed", "5", "--json", *SMALL)
     summary = json.loads(out.splitlines()[-1])
     assert code == 0
     assert summary["seeds"] == [5, 6]
@@ -124,9 +125,9 @@ def test_seeds_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
     assert "bootstrap interval" in out
 
 
-def test_settings_of_the_environment_are_literals(capsys: pytest.CaptureFixture[str]) -> None:
+def test_env_kwargs_are_python_literals(capsys: pytest.CaptureFixture[str]) -> None:
     kwargs = ["--env-kwargs", "length=4", "at=-1"]
-    _, out = trained(capsys, "--env", "tests.odd_envs:Odd-v0", "--local", "--json", *kwargs, *SMALL)
+    _, out = train_reinforce(capsys, "--env", "tests.odd_envs:Odd-v0", "--local", "--json", *kwargs, *SMALL)
     assert json.loads(out.splitlines()[-1])["timesteps"] == 3 * 20 * 4
 
 
@@ -138,24 +139,24 @@ def test_settings_of_the_environment_are_literals(capsys: pytest.CaptureFixture[
         (["train", "reinforce", "--itrations", "3"], 2, "Did you mean '--iterations'?"),
         (["train", "reinforce", "--iterations", "many"], 2, "'many' is not a whole number"),
         (["train", "reinforce", "--num-workers", "few"], 2, "'few' is neither a whole number nor auto"),
-        (["train", "reinforce", "--local", "--engine", "ray"], 2, "--local is one process"),
+        (["train", "reinforce", "--local", "--engine", "ray"], 2, "--local runs in one process"),
         (["train", "reinforce", "--env-kwargs", "length"], 2, "'length' is not key=value"),
         (["train"], 2, "raceway train <algorithm>"),
     ],
 )
-def test_mistakes_are_told_without_a_traceback(
+def test_mistakes_are_errors_without_a_traceback(
     arguments: list[str], code: int, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
-        found = main(arguments)
-    except SystemExit as left:
-        found = int(left.code or 0)
+        exit_code = main(arguments)
+    except SystemExit as exited:
+        exit_code = int(exited.code or 0)
     error = capsys.readouterr().err
-    assert (found, "Traceback" in error) == (code, False)
+    assert (exit_code, "Traceback" in error) == (code, False)
     assert text in error
 
 
-def test_an_environment_that_breaks_down_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failing_environment_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--env", "tests.odd_envs:Odd-v0", "--env-kwargs", "how=nan", "--local", *SMALL]
     assert main(["train", "reinforce", *arguments]) == 1
     error = capsys.readouterr().err
@@ -163,21 +164,50 @@ def test_an_environment_that_breaks_down_is_named(capsys: pytest.CaptureFixture[
     assert "Traceback" not in error
 
 
-def test_help_comes_from_the_config(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["train", "reinforce", "--help"])
-    text = capsys.readouterr().out
+def help_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as exited:
+        main([*arguments, "--help"])
+    assert exited.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_help_is_that_of_the_config(capsys: pytest.CaptureFixture[str]) -> None:
+    text = help_of(capsys, "train", "reinforce")
     for option in (
         "--env ", "--iterations ", "--episodes-per-iter ", "--total-timesteps ", "--num-workers N|auto",
         "--stop-return ", "--stop-seconds ", "--run-dir ", "--env-kwargs ", "--gamma ", "--seeds ", "--json",
     ):  # fmt: skip
         assert option in text
-    assert "Discount factor. [0.99]" in text
+    assert "Discount factor γ. [0.99]" in text
 
 
-def test_the_list_has_every_algorithm(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list"]) == 0
-    assert "reinforce" in capsys.readouterr().out
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+def test_help_is_grouped(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = help_of(capsys, "train", name)
+    headings = re.findall(r"^(\w+):$", text, re.MULTILINE)
+    assert headings == ["options", "run", "environment", "workers", "optimiser", "algorithm", "output"]
+    groups = dict(zip(headings, re.split(r"^\w+:$", text, flags=re.MULTILINE)[1:], strict=True))
+    options = {"run": "--seeds", "environment": "--num-envs", "workers": "--local", "optimiser": "--max-grad-norm",
+               "algorithm": "--gamma", "output": "--json"}  # fmt: skip
+    assert all(f"  {option}" in groups[group] for group, option in options.items())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = main([command, "--help"])
+    except SystemExit as exited:
+        code = int(exited.code or 0)
+    printed = capsys.readouterr()
+    assert code == 0
+    assert f"usage: raceway {command}" in printed.out + printed.err
+
+
+def test_help_does_not_import_torch() -> None:
+    program = (
+        "import sys; from raceway.cli import main\ntry: main(['--help'])\nfinally: assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
 
 
 @pytest.mark.parametrize(
@@ -191,18 +221,18 @@ def test_the_list_has_every_algorithm(capsys: pytest.CaptureFixture[str]) -> Non
 )
 def test_a_signal_stops_a_run_with_a_checkpoint_and_a_summary(engine: str, number: int, code: int, reason: str) -> None:
     arguments = ["--engine", engine, "--iterations", "1000000", "--json", "--num-workers", "2"]
-    with started("train", "reinforce", *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+    with start_command("train", "reinforce", *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
         assert run.stdout is not None
-        seen = ""
+        printed = ""
         for line in run.stdout:
-            seen += line
+            printed += line
             if line.startswith("Iteration   10"):
                 run.send_signal(number)
                 break
         rest, error = run.communicate(timeout=GENEROUS)
-    assert "Iteration   10" in seen, error
+    assert "Iteration   10" in printed, error
     assert run.returncode == code, error
-    assert "Stopped. Go on with: raceway resume runs/reinforce-" in rest
+    assert "Stopped. Resume with: raceway resume runs/reinforce-" in rest
     summary = json.loads(rest.splitlines()[-1])
     assert summary["stopped_by"] == reason
     assert f"Saved at {summary['timesteps']:,} steps" in rest
@@ -214,17 +244,17 @@ def test_a_terminal_has_a_live_display() -> None:
     leader, follower = pty.openpty()
     try:
         command = ["train", "reinforce", "--local", "--iterations", "30"]
-        with started(*command, stdout=follower, stderr=follower) as run:
+        with start_command(*command, stdout=follower, stderr=follower) as run:
             os.close(follower)
             screen = b""
             while True:
                 try:
-                    part = os.read(leader, 65536)
+                    chunk = os.read(leader, 65536)
                 except OSError:  # the other side has closed it
                     break
-                if not part:
+                if not chunk:
                     break
-                screen += part
+                screen += chunk
             assert run.wait(GENEROUS) == 0
     finally:
         os.close(leader)
@@ -234,8 +264,8 @@ def test_a_terminal_has_a_live_display() -> None:
     assert "Training Complete!" in text
 
 
-def test_the_displays_are_fed_by_hand() -> None:
-    """Rows as `ReportMetrics` makes them, drawn without a run."""
+def test_displays_show_a_row_without_episodes() -> None:
+    """A row as `ReportMetrics` returns it, without a run."""
     row = {
         "time/iterations": 1, "time/total_timesteps": 50, "time/episodes": 0, "time/time_elapsed": 1.0,
         "time/fps": 50.0, "time/rollouts_seconds": 0.9, "time/train_seconds": 0.1, "rollout/ep_rew_mean": None,
@@ -244,27 +274,29 @@ def test_the_displays_are_fed_by_hand() -> None:
     from raceway.algorithms import find_algorithm
     from raceway.training.train import Training
 
-    found = find_algorithm("reinforce")
-    training = Training(found, found.settings(stop_seconds=100.0, engine="inline"))
-    drawn = io.StringIO()
-    with Live(Console(file=drawn, force_terminal=True, width=100)) as live:
-        live.begin(training, Path("here"))
-        live.iteration(row)
-    assert "none yet" in drawn.getvalue()
-    said = io.StringIO()
-    lines = Lines(said)
-    lines.iteration(row)
-    assert "Mean Reward:     none" in said.getvalue()
+    algorithm = find_algorithm("reinforce")
+    training = Training(algorithm, algorithm.settings(stop_seconds=100.0, engine="inline"))
+    screen = io.StringIO()
+    with LiveDisplay(Console(file=screen, force_terminal=True, width=100)) as live:
+        live.on_start(training, Path("here"))
+        live.on_iteration(row)
+    assert "none yet" in screen.getvalue()
+    log = io.StringIO()
+    lines = TextDisplay(log)
+    lines.on_iteration(row)
+    assert "Mean Reward:     none" in log.getvalue()
 
 
-@pytest.mark.parametrize("watcher", [Lines, Live])
-def test_iterations_before_anything_is_learnt_are_shown_too(watcher: type[Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("watcher", [TextDisplay, LiveDisplay])
+def test_iterations_before_the_first_gradient_step_are_displayed(watcher: type[Any], tmp_path: Path) -> None:
     from raceway.training.train import train
 
     out = io.StringIO()
-    shown = Lines(out) if watcher is Lines else Live(Console(file=out, force_terminal=True, width=100))
+    display = (
+        TextDisplay(out) if watcher is TextDisplay else LiveDisplay(Console(file=out, force_terminal=True, width=100))
+    )
     result = train(
-        "dqn", env="cartpole", engine="inline", iterations=2, watchers=[shown], run_dir=str(tmp_path / "run")
+        "dqn", env="cartpole", engine="inline", iterations=2, callbacks=[display], run_dir=str(tmp_path / "run")
     )
     assert "train/loss" not in result.metrics[0]
     assert "none" in out.getvalue()

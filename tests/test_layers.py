@@ -31,20 +31,20 @@ LAYERS = [
     {"cli", "dashboard"},
 ]
 RANK = {package: rank for rank, layer in enumerate(LAYERS) for package in layer}
-FRONT_DOOR = {"__init__", "__main__"}  # they stand above every layer
+FRONT_DOOR = {"__init__", "__main__"}  # above every layer
 
 ONLY_IN = {"ray": "raceway/engine/ray/", "torchrl": "raceway/torchrl/", "tensordict": "raceway/torchrl/"}
 NEVER_IN = {"torch": "raceway/flow/", "gymnasium": "raceway/flow/"}
 
 
 def imported_modules(tree: ast.Module, path: str) -> Iterator[tuple[int, str]]:
-    """Yield (line, absolute dotted name) of everything imported, in functions and `if TYPE_CHECKING` too."""
-    folder = path.split("/")[:-1]
+    """Yield (line, absolute dotted name) of every import, also in functions and under `if TYPE_CHECKING`."""
+    package = path.split("/")[:-1]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            start = folder[: len(folder) - node.level + 1] if node.level else []
+            start = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*start, *([node.module] if node.module else [])])
             yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
@@ -53,30 +53,30 @@ def imported_modules(tree: ast.Module, path: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, node.args[0].value
 
 
-def fault(path: str, module: str) -> str | None:
-    """Return what is wrong with this file importing this module, or None."""
+def import_error(path: str, module: str) -> str | None:
+    """Return why a file may not import a module, or None if it may."""
     top, *rest = module.split(".")
     if top in ONLY_IN and not path.startswith(ONLY_IN[top]):
         return f"only {ONLY_IN[top]} may import {top}"
     if top in NEVER_IN and path.startswith(NEVER_IN[top]):
         return f"{NEVER_IN[top]} may not import {top}"
-    here = path.split("/")[1].removesuffix(".py")
-    if top != "raceway" or here in FRONT_DOOR:
+    importer = path.split("/")[1].removesuffix(".py")
+    if top != "raceway" or importer in FRONT_DOOR:
         return None
-    if here not in RANK:
-        return f"raceway.{here} has no layer; give it one in {Path(__file__).name}"
-    there = rest[0] if rest else ""
-    if there not in RANK:
-        return f"{module} is not in a layer; import from the package that defines it"
-    if there != here and RANK[there] >= RANK[here]:
-        return f"raceway.{here} may not import raceway.{there}, which is not below it"
+    if importer not in RANK:
+        return f"raceway.{importer} has no layer; add it to LAYERS in {Path(__file__).name}"
+    imported = rest[0] if rest else ""
+    if imported not in RANK:
+        return f"{module} is not in a layer; import it from the package that defines it"
+    if imported != importer and RANK[imported] >= RANK[importer]:
+        return f"raceway.{importer} may not import raceway.{imported}, which is not below it"
     return None
 
 
 def violations(source: str, path: str) -> list[str]:
-    """Return one line for each import in a file of raceway/ that breaks the rules."""
-    found = ((line, fault(path, module)) for line, module in imported_modules(ast.parse(source), path))
-    return [f"{path}:{line}: {message}" for line, message in found if message]
+    """Return a message for each import of a file in raceway/ that breaks the rules."""
+    imports = ((line, import_error(path, module)) for line, module in imported_modules(ast.parse(source), path))
+    return [f"{path}:{line}: {message}" for line, message in imports if message]
 
 
 def test_imports_point_downwards() -> None:
@@ -117,7 +117,7 @@ def test_every_package_has_a_layer() -> None:
         ("raceway/helpers.py", "from raceway.errors import RacewayError"),
     ],
 )
-def test_an_upward_import_is_found(path: str, source: str) -> None:
+def test_an_upward_import_is_a_violation(path: str, source: str) -> None:
     assert len(violations(source, path)) == 1
 
 
@@ -133,7 +133,7 @@ def test_an_upward_import_is_found(path: str, source: str) -> None:
             "raceway/torchrl/loss.py",
             "import torchrl\nfrom tensordict import TensorDict\nfrom raceway.runner import Runner",
         ),
-        ("raceway/cli.py", "from raceway.algorithms import base\nfrom raceway.runs import directory"),
+        ("raceway/cli.py", "from raceway.algorithms import registry\nfrom raceway.runs import directory"),
     ],
 )
 def test_a_downward_import_is_allowed(path: str, source: str) -> None:

@@ -17,7 +17,7 @@ from torch import nn
 
 from raceway import train
 from raceway.agents import make_policy
-from raceway.agents.inference import ActingPolicy, batch_of
+from raceway.agents.inference import ActingPolicy, batch_observations
 from raceway.checkpoints.store import Checkpoints
 from raceway.envs import EnvSettings
 from raceway.errors import CheckpointError, ConfigError
@@ -212,7 +212,7 @@ def test_a_config_that_makes_no_sense_is_told(runs: dict[str, Path], tmp_path: P
     with contextlib.suppress(
         ConfigError, CheckpointError
     ):  # some changes mean nothing; what is not told must not matter
-        load(run).env_settings().checked()
+        load(run).env_settings().resolved()
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_a_mask_goes_with_a_policy_that_knows_none() -> None:
         acting.act(np.zeros((2, 2)), action_mask=[[0, 0, 1], [0, 0, 0]])
     with pytest.raises(ConfigError, match=r"the action_mask has shape \(2,\); wanted is \(3,\)"):
         acting.act([0.0, 0.0], action_mask=[1, 0])
-    with pytest.raises(ConfigError, match="a mask goes with actions to choose from"):
+    with pytest.raises(ConfigError, match="an action mask needs discrete actions"):
         acting_for(spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (1,))).act([0.0, 0.0], action_mask=[1, 0])
 
 
@@ -383,7 +383,7 @@ PARTS = spaces.Dict({"a": spaces.Box(-1, 1, (2,)), "b": spaces.Discrete(3)})
 )
 def test_what_is_no_observation_is_told(space: spaces.Space, obs: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        batch_of(space, obs)
+        batch_observations(space, obs)
 
 
 def test_it_says_what_it_is(runs: dict[str, Path]) -> None:

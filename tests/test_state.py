@@ -1,4 +1,4 @@
-"""The state of any object: what is plain data of it, and nothing else."""
+"""The state of any object: its plain data, and nothing else."""
 
 from collections import OrderedDict, defaultdict, namedtuple
 from enum import IntEnum
@@ -15,41 +15,41 @@ Colour = IntEnum("Colour", ["RED", "BLUE"])
 
 
 class Holder:
-    """Holds one thing."""
+    """Has one attribute."""
 
-    def __init__(self, held: Any) -> None:
-        self.held = held
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
 
 def through_a_checkpoint(holder: Holder) -> Any:
     return decode(*encode(state_of(holder)))
 
 
-@pytest.mark.parametrize("held", [3, "text", None, [1, (2, 3.5)], {"a": {1, 2}}, b"raw", np.float32(2), 1e300])
-def test_plain_data_is_kept(held: Any) -> None:
+@pytest.mark.parametrize("value", [3, "text", None, [1, (2, 3.5)], {"a": {1, 2}}, b"raw", np.float32(2), 1e300])
+def test_plain_data_is_saved(value: Any) -> None:
     other = Holder(0)
-    restore(other, through_a_checkpoint(Holder(held)))
-    assert other.held == held
-    assert type(other.held) is type(held)
+    restore(other, through_a_checkpoint(Holder(value)))
+    assert other.value == value
+    assert type(other.value) is type(value)
 
 
 @pytest.mark.parametrize("empty", [defaultdict(int), OrderedDict()])
-def test_a_dict_of_a_kind_stays_one(empty: Any) -> None:
+def test_a_dict_subclass_is_restored(empty: Any) -> None:
     holder = Holder(empty.copy())
-    holder.held.update({"seen": 3})
+    holder.value.update({"seen": 3})
     other = Holder(empty.copy())
     restore(other, through_a_checkpoint(holder))
-    assert type(other.held) is type(empty)
-    assert other.held == {"seen": 3}
+    assert type(other.value) is type(empty)
+    assert other.value == {"seen": 3}
 
 
-def test_a_named_tuple_stays_one() -> None:
+def test_a_named_tuple_is_restored() -> None:
     other = Holder(Pair(0, 0))
     restore(other, through_a_checkpoint(Holder(Pair(1, 2))))
-    assert other.held == Pair(1, 2)
-    assert type(other.held) is Pair
+    assert other.value == Pair(1, 2)
+    assert type(other.value) is Pair
 
 
-@pytest.mark.parametrize("held", [len, Colour.RED, np.array([object()]), Holder(1), [Pair(1, 2)]])
-def test_what_could_not_be_written_down_is_taken_for_how_it_was_made(held: Any) -> None:
-    assert through_a_checkpoint(Holder(held)) == {}
+@pytest.mark.parametrize("value", [len, Colour.RED, np.array([object()]), Holder(1), [Pair(1, 2)]])
+def test_other_values_are_not_part_of_the_state(value: Any) -> None:
+    assert through_a_checkpoint(Holder(value)) == {}

@@ -1,4 +1,4 @@
-"""The TorchRL DQN example: it runs on every engine, says the same everywhere, and samples exactly."""
+"""The TorchRL DQN example: it prints the same losses on every engine, and samples uniformly."""
 
 import importlib
 import json
@@ -32,10 +32,10 @@ SHARDED = [*SHORT, "--replay", "sharded", "--replay-shards", "3", "--sample-para
 
 def losses(done: subprocess.CompletedProcess[str]) -> list[str]:
     assert done.returncode == 0, done.stderr
-    found = re.findall(r"Mean Reward: +([\d.-]+) \| Loss: +([\d.-]+)", done.stdout)
-    assert len(found) == 6, done.stdout
-    assert len({loss for _, loss in found}) > 3, "they differ from one iteration to the next"
-    return [f"{reward} {loss}" for reward, loss in found]
+    rows = re.findall(r"Mean Reward: +([\d.-]+) \| Loss: +([\d.-]+)", done.stdout)
+    assert len(rows) == 6, done.stdout
+    assert len({loss for _, loss in rows}) > 3, "losses change between iterations"
+    return [f"{reward} {loss}" for reward, loss in rows]
 
 
 # The program.
@@ -59,7 +59,7 @@ def distributed(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.Co
     return done, json.loads(path.read_text())
 
 
-def test_it_learns_the_same_on_the_process_engine(
+def test_process_engine_gives_the_losses_of_a_local_run(
     local: subprocess.CompletedProcess[str], distributed: tuple[subprocess.CompletedProcess[str], dict[str, Any]]
 ) -> None:
     assert losses(distributed[0]) == losses(local)
@@ -68,16 +68,18 @@ def test_it_learns_the_same_on_the_process_engine(
 @pytest.mark.parametrize(
     "options", [("--engine", "inline"), ("--engine", "process", "--workers", "3"), ("--engine", "ray")], ids=" ".join
 )
-def test_it_learns_the_same_everywhere(options: tuple[str, ...], sharded: subprocess.CompletedProcess[str]) -> None:
+def test_sharded_losses_are_the_same_on_every_engine(
+    options: tuple[str, ...], sharded: subprocess.CompletedProcess[str]
+) -> None:
     assert losses(run(*SHARDED, *options)) == losses(sharded)
 
 
-def test_by_environment_variable(local: subprocess.CompletedProcess[str]) -> None:
+def test_engine_from_the_environment_variable(local: subprocess.CompletedProcess[str]) -> None:
     assert losses(run(*SHORT, RACEWAY_ENGINE="inline")) == losses(local)
 
 
 @pytest.mark.parametrize("mode", ["local", "distributed"])
-def test_it_prints_its_progress(
+def test_printed_output(
     mode: str,
     local: subprocess.CompletedProcess[str],
     distributed: tuple[subprocess.CompletedProcess[str], dict[str, Any]],
@@ -125,18 +127,18 @@ Timing:
   Iteration: <  8.3>s total, #s/iteration
 {"=" * 60}
 """
-    said = re.sub(r"(?<=Reward: )(?=.{8} \|) *-?\d+\.\d", "<    8.1>", done.stdout)
-    said = re.sub(r"(?<=Loss: )(?=.{8}\n) *-?\d+\.\d{4}", "<  8.4>", said)
-    said = re.sub(r"(?m)^(  [A-Z].{9}) (?=.{8}s total) *\d+\.\d{3}(?=s total)", r"\1 <  8.3>", said)
-    said = re.sub(r"(?<=time: )\d+\.\d\d(?=s\n)|(?<=\()\d+\.\d(?= frames/sec)|\d+\.\d{4}(?=s/iteration)", "#", said)
-    said = re.sub(r"(?<=First Loss: )\d+\.\d{4}|(?<=Last Loss: )\d+\.\d{4}|(?<=Mean Reward: )\d+\.\d(?=\n)", "#", said)
-    assert said == expected
+    out = re.sub(r"(?<=Reward: )(?=.{8} \|) *-?\d+\.\d", "<    8.1>", done.stdout)
+    out = re.sub(r"(?<=Loss: )(?=.{8}\n) *-?\d+\.\d{4}", "<  8.4>", out)
+    out = re.sub(r"(?m)^(  [A-Z].{9}) (?=.{8}s total) *\d+\.\d{3}(?=s total)", r"\1 <  8.3>", out)
+    out = re.sub(r"(?<=time: )\d+\.\d\d(?=s\n)|(?<=\()\d+\.\d(?= frames/sec)|\d+\.\d{4}(?=s/iteration)", "#", out)
+    out = re.sub(r"(?<=First Loss: )\d+\.\d{4}|(?<=Last Loss: )\d+\.\d{4}|(?<=Mean Reward: )\d+\.\d(?=\n)", "#", out)
+    assert out == expected
     assert done.stderr == ""
-    found = losses(done)
-    assert f"First Loss: {found[0].split()[1]}\n  Last Loss: {found[-1].split()[1]}\n" in done.stdout
+    rows = losses(done)
+    assert f"First Loss: {rows[0].split()[1]}\n  Last Loss: {rows[-1].split()[1]}\n" in done.stdout
 
 
-def test_the_metrics(distributed: tuple[subprocess.CompletedProcess[str], dict[str, Any]]) -> None:
+def test_metrics_json(distributed: tuple[subprocess.CompletedProcess[str], dict[str, Any]]) -> None:
     done, metrics = distributed
     assert list(metrics) == ["mode", "environment", "configuration", "summary", "iterations"]
     assert metrics["mode"] == "distributed"
@@ -174,15 +176,15 @@ def test_the_metrics(distributed: tuple[subprocess.CompletedProcess[str], dict[s
     assert summary["last_loss"] == rows[-1]["loss"]
     assert summary["frames_per_second"] == pytest.approx(960 / summary["seconds"])
     for phase in ("collect", "state", "sample", "optimise", "iteration"):
-        spent = sum(row["seconds"][phase] for row in rows)
-        assert summary["timing"][phase]["total"] == pytest.approx(spent)
-        assert summary["timing"][phase]["mean"] == pytest.approx(spent / 6)
+        seconds = sum(row["seconds"][phase] for row in rows)
+        assert summary["timing"][phase]["total"] == pytest.approx(seconds)
+        assert summary["timing"][phase]["mean"] == pytest.approx(seconds / 6)
     parts = sum(summary["timing"][phase]["total"] for phase in ("collect", "state", "sample", "optimise"))
     assert 0 < parts <= summary["timing"]["iteration"]["total"] <= summary["seconds"]
 
 
-def test_it_is_interrupted() -> None:
-    # A shell without job control has what it puts in the background ignore the signal, tests included.
+def test_interrupt() -> None:
+    # Restore the signal's default: a shell without job control makes background processes, tests included, ignore it.
     start = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
     with subprocess.Popen(
         [sys.executable, "-c", start, sys.executable, SHORT[0], "--iterations", "100000", "--engine", "process"],
@@ -193,24 +195,24 @@ def test_it_is_interrupted() -> None:
     ) as program:
         assert program.stdout is not None
         assert any(line.startswith("Iteration    3") for line in program.stdout)
-        os.killpg(program.pid, signal.SIGINT)  # what a terminal does
+        os.killpg(program.pid, signal.SIGINT)  # as a terminal does
         out, err = program.communicate(timeout=60)
     assert (program.returncode, err) == (130, "")
     assert "Training Complete" not in out
 
 
-def test_an_engine_that_is_not_there() -> None:
+def test_unknown_engine() -> None:
     done = run(*SHORT, RACEWAY_ENGINE="proces")
     assert done.returncode == 1
     assert done.stderr.startswith("error: unknown engine 'proces'. Did you mean 'process'?")
 
 
-# Its parts.
+# The parts of the program.
 
 
 @pytest.fixture
 def dqn(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """Its modules, whose names are everybody's."""
+    """The modules of the program, which other examples have under the same names."""
     monkeypatch.syspath_prepend(DQN)
     for name in MODULES:
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -222,51 +224,51 @@ def dqn(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
 
 
 def train(dqn: SimpleNamespace, *options: str, where: str = "--local") -> list[dict[str, Any]]:
-    """Train here, and return the figures of each iteration."""
+    """Train in this process, and return the metrics of each iteration."""
     rows: list[dict[str, Any]] = []
     dqn.training.run(dqn.main.parse_args([*where.split(), *options]), "inline", rows.append)
     return rows
 
 
 @pytest.mark.parametrize(("shards", "size"), [("1", "160"), ("1", "170"), ("3", "240"), ("3", "243"), ("4", "160")])
-def test_a_buffer_that_holds_hardly_more_than_an_iteration(shards: str, size: str, dqn: SimpleNamespace) -> None:
+def test_buffer_barely_larger_than_an_iteration(shards: str, size: str, dqn: SimpleNamespace) -> None:
     options = ["--iterations", "12", "--frames-per-collection", "40", "--replay", "sharded", "--optim-steps", "3"]
     options += ["--replay-shards", shards, "--buffer-size", size]
-    here, there = (train(dqn, *options, where=where) for where in ("--local", "--engine inline"))
-    for row in here + there:
+    local, distributed = (train(dqn, *options, where=where) for where in ("--local", "--engine inline"))
+    for row in local + distributed:
         del row["seconds"]
-    assert here == there
-    assert here[-1]["buffer"] == int(size)
+    assert local == distributed
+    assert local[-1]["buffer"] == int(size)
 
 
-def test_another_seed_gives_others(dqn: SimpleNamespace) -> None:
-    found = [[row["loss"] for row in train(dqn, "--iterations", "3", "--seed", seed)] for seed in "011"]
-    assert found[0] != found[1] == found[2]
+def test_losses_depend_on_the_seed(dqn: SimpleNamespace) -> None:
+    runs = [[row["loss"] for row in train(dqn, "--iterations", "3", "--seed", seed)] for seed in "011"]
+    assert runs[0] != runs[1] == runs[2]
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "acrobot", "mountaincar", "lunarlander"])
 @pytest.mark.parametrize("num_envs", ["1", "10"])
-def test_environments_and_vectors_of_them(env: str, num_envs: str, dqn: SimpleNamespace) -> None:
+def test_environments_and_vector_widths(env: str, num_envs: str, dqn: SimpleNamespace) -> None:
     if env == "lunarlander":
         pytest.importorskip("Box2D")
     rows = train(dqn, "--env", env, "--iterations", "2", "--num-envs", num_envs)
     assert [row["total"] for row in rows] == [row["buffer"] for row in rows] == [400, 800]
     assert all(row["loss"] > 0 for row in rows)
-    ended = 4 * 200 // {"CartPole-v1": 8, "acrobot": 500, "mountaincar": 200, "lunarlander": 60}[env]
-    assert 0 <= sum(row["episodes"] for row in rows) <= ended, "no episode is that short"
+    max_episodes = 4 * 200 // {"CartPole-v1": 8, "acrobot": 500, "mountaincar": 200, "lunarlander": 60}[env]
+    assert 0 <= sum(row["episodes"] for row in rows) <= max_episodes, "no episode is shorter than the length above"
     assert (rows[0]["mean_reward"] is None) == (rows[0]["episodes"] == 0)
     assert rows[1]["episodes"] > 0 or env != "CartPole-v1"
 
 
-def test_nothing_is_optimised_before_there_is_enough(dqn: SimpleNamespace) -> None:
+def test_no_gradient_steps_during_warmup(dqn: SimpleNamespace) -> None:
     rows = train(dqn, "--iterations", "4", "--collections", "1", "--frames-per-collection", "40")
     assert [row["loss"] is None for row in rows] == [True, True, False, False]
-    assert dqn.main.line(rows[0]).endswith("Loss:        -")
-    assert dqn.main.line(rows[2]).endswith(f"Loss: {rows[2]['loss']:8.4f}")
+    assert dqn.main.format_row(rows[0]).endswith("Loss:        -")
+    assert dqn.main.format_row(rows[2]).endswith(f"Loss: {rows[2]['loss']:8.4f}")
 
 
 def test_it_learns_to_balance(dqn: SimpleNamespace) -> None:
-    """Not with the few updates of the defaults, but with some thousand."""
+    """The defaults take too few gradient steps to learn; here are some thousand."""
     options = ("--iterations", "150", "--num-envs", "10", "--optim-steps", "20", "--buffer-size", "20000")
     rewards = [row["mean_reward"] for row in train(dqn, *options) if row["mean_reward"] is not None]
     assert np.mean(rewards[-20:]) > 3 * np.mean(rewards[:20])
@@ -275,23 +277,26 @@ def test_it_learns_to_balance(dqn: SimpleNamespace) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--env Pendulum-v1", "DQN chooses among discrete actions, and those of Pendulum-v1 are Box"),
-        ("--env FrozenLake-v1", "the network takes arrays, and observations of FrozenLake-v1 are Discrete(16)"),
+        ("--env Pendulum-v1", "DQN needs discrete actions, and those of Pendulum-v1 are Box"),
+        ("--env FrozenLake-v1", "the network needs array observations, and those of FrozenLake-v1 are Discrete(16)"),
         ("--env cartpol", "unknown environment 'cartpol'. Did you mean 'cartpole'?"),
         ("--env lunarlander", "--env LunarLander-v3 needs Box2D: pip install 'gymnasium[box2d]'"),
         (
             "--replay sharded --replay-shards 20 --buffer-size 10",
             "--replay-shards 20 is more than --buffer-size 10 holds",
         ),
-        ("--replay sharded --sample-parallelism 5", "--sample-parallelism 5 is more than the 4 replay shards"),
-        ("--sample-parallelism 2", "--sample-parallelism 2 is more than the 1 replay shards"),
+        (
+            "--replay sharded --sample-parallelism 5",
+            "--sample-parallelism 5 is more than the number of replay shards, 4",
+        ),
+        ("--sample-parallelism 2", "--sample-parallelism 2 is more than the number of replay shards, 1"),
         (
             "--replay sharded --batch-size 3 --sample-parallelism 4",
             "--sample-parallelism 4 is more than --batch-size 3",
         ),
         ("--replay-shards 4", "--replay-shards 4 needs --replay sharded"),
-        ("--num-envs 3", "--frames-per-collection 100 is no multiple of --num-envs 3"),
-        ("--buffer-size 399", "up to 400 frames, and it holds 399. Make --buffer-size at least 400."),
+        ("--num-envs 3", "--frames-per-collection 100 is not a multiple of --num-envs 3"),
+        ("--buffer-size 399", "up to 400 frames to a replay shard, which holds 399. Make --buffer-size at least 400."),
         ("--local --engine ray", "--local works in this process; leave out --engine and --workers"),
         ("--local --workers 2", "--local works in this process; leave out --engine and --workers"),
         ("--iterations 0", "argument --iterations: must be a whole number from 1, not '0'"),
@@ -300,10 +305,10 @@ def test_it_learns_to_balance(dqn: SimpleNamespace) -> None:
         ("--sample-wait long", "argument --sample-wait: must be a number from 0, not 'long'"),
         ("--seed=-1", "argument --seed: must be a whole number from 0 to 2**64 - 1, not '-1'"),
         ("--replay both", "argument --replay: invalid choice: 'both'"),
-        ("--metrics-json /nowhere/at/all.json", "--metrics-json: there is no folder /nowhere/at"),
+        ("--metrics-json /nowhere/at/all.json", "--metrics-json: directory /nowhere/at does not exist"),
     ],
 )
-def test_it_refuses(
+def test_invalid_options_are_rejected(
     options: str,
     message: str,
     dqn: SimpleNamespace,
@@ -314,11 +319,10 @@ def test_it_refuses(
     with pytest.raises(SystemExit) as stopped:
         dqn.main.parse_args(options.split())
     assert stopped.value.code == 2
-    said = capsys.readouterr().err
-    assert message in said.splitlines()[-1]
+    assert message in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_bad_option_is_told_of_before_torchrl_is_imported() -> None:
+def test_options_are_validated_before_torchrl_is_imported() -> None:
     program = (
         f"import sys; sys.path.insert(0, {str(DQN)!r})\n"
         "import main\n"
@@ -329,7 +333,7 @@ def test_a_bad_option_is_told_of_before_torchrl_is_imported() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_defaults(dqn: SimpleNamespace) -> None:
+def test_defaults(dqn: SimpleNamespace) -> None:
     assert vars(dqn.main.parse_args([])) == {
         "env": "CartPole-v1",
         "iterations": 20,
@@ -355,24 +359,26 @@ def test_the_defaults(dqn: SimpleNamespace) -> None:
     assert dqn.main.parse_args(["--replay", "sharded"]).replay_shards == 4
 
 
-def test_the_network_in_numpy_is_the_one_in_torch(dqn: SimpleNamespace) -> None:
+def test_numpy_network_equals_torch_network(dqn: SimpleNamespace) -> None:
     learner = dqn.model.Learner(4, 3, seed=0, **dqn.training.SETTINGS)
     obs = np.random.default_rng(0).standard_normal((50, 4)).astype(np.float32)
     data = learner.actor(dqn.model.TensorDict({"observation": torch.from_numpy(obs)}, [50]))
     assert dqn.collector.NumpyNetwork(learner.weights(), 50)(obs).tolist() == data["action"].tolist()
-    one = dqn.collector.NumpyNetwork(learner.weights(), 1)
-    assert [int(one(row[None])[0]) for row in obs] == data["action"].tolist()
+    single = dqn.collector.NumpyNetwork(learner.weights(), 1)
+    assert [int(single(row[None])[0]) for row in obs] == data["action"].tolist()
     assert len(set(data["action"].tolist())) > 1
 
 
 @pytest.mark.parametrize("num_envs", [1, 5])
-def test_collected_frames_are_those_of_the_environment(num_envs: int, dqn: SimpleNamespace) -> None:
-    """What a collector appends is what the environment does with the same actions from the same states."""
-    storage = dqn.replay_buffer.CostlyLocalStorage(10_000)
+def test_collected_frames_match_the_environment(num_envs: int, dqn: SimpleNamespace) -> None:
+    """Stepping the environment from each state with the same action gives the transition that was appended."""
+    storage = dqn.replay_buffer.SlowLocalStorage(10_000)
     options = {"num_envs": num_envs, "frames": 200, "writers": [storage], "seed": 3, "number": 1}
     collector = dqn.collector.Collector("CartPole-v1", **options)
     weights = dqn.model.Learner(4, 2, seed=0, **dqn.training.SETTINGS).weights()
-    returns = [one for iteration in range(3) for one in collector.collect(weights, 0.5, iteration, 4)]
+    returns = []
+    for iteration in range(3):
+        returns += collector.collect(weights, 0.5, iteration, 4)
     frames = storage[:]
     assert len(frames) == 600
     env = gym.make("CartPole-v1").unwrapped
@@ -380,30 +386,30 @@ def test_collected_frames_are_those_of_the_environment(num_envs: int, dqn: Simpl
     for row in frames:
         env.state = row["observation"].double().numpy()
         env.steps_beyond_terminated = None
-        seen, reward, terminated, _, _ = env.step(int(row["action"]))
-        assert np.allclose(seen, row["next", "observation"].numpy(), atol=1e-5)
+        next_obs, reward, terminated, _, _ = env.step(int(row["action"]))
+        assert np.allclose(next_obs, row["next", "observation"].numpy(), atol=1e-5)
         assert row["next", "reward"] == reward
         assert bool(row["next", "terminated"]) == terminated
-    ended = frames["next", "done"].reshape(-1, num_envs)
-    assert int(ended.sum()) == len(returns) > 10
+    done = frames["next", "done"].reshape(-1, num_envs)
+    assert int(done.sum()) == len(returns) > 10
     lengths = [0] * num_envs
-    found = []
-    for step in ended.tolist():
-        for slot, over in enumerate(step):
+    episode_lengths = []
+    for step in done.tolist():
+        for slot, slot_done in enumerate(step):
             lengths[slot] += 1
-            if over:
-                found.append(float(lengths[slot]))
+            if slot_done:
+                episode_lengths.append(float(lengths[slot]))
                 lengths[slot] = 0
-    assert found == returns
-    follow = frames["next", "observation"].reshape(-1, num_envs, 4)[:-1]
-    begin = frames["observation"].reshape(-1, num_envs, 4)[1:]
-    assert torch.equal(follow[~ended[:-1]], begin[~ended[:-1]]), "an episode goes on where it was"
-    assert begin[ended[:-1]].abs().max() <= 0.05, "or begins anew"
+    assert episode_lengths == returns
+    next_obs = frames["next", "observation"].reshape(-1, num_envs, 4)[:-1]
+    obs = frames["observation"].reshape(-1, num_envs, 4)[1:]
+    assert torch.equal(next_obs[~done[:-1]], obs[~done[:-1]]), "an open episode continues"
+    assert obs[done[:-1]].abs().max() <= 0.05, "a new episode starts from a reset"
     collector.close()
 
 
-def test_truncation_is_no_termination(dqn: SimpleNamespace) -> None:
-    storage = dqn.replay_buffer.CostlyLocalStorage(10_000)
+def test_truncation_is_not_termination(dqn: SimpleNamespace) -> None:
+    storage = dqn.replay_buffer.SlowLocalStorage(10_000)
     options = {"num_envs": 1, "frames": 450, "writers": [storage], "seed": 0, "number": 0}
     collector = dqn.collector.Collector("MountainCar-v0", **options)
     weights = dqn.model.Learner(2, 3, seed=0, **dqn.training.SETTINGS).weights()
@@ -414,22 +420,22 @@ def test_truncation_is_no_termination(dqn: SimpleNamespace) -> None:
     collector.close()
 
 
-def test_exploration(dqn: SimpleNamespace) -> None:
+def test_exploration_rate(dqn: SimpleNamespace) -> None:
     weights = [
         (np.zeros((8, 4), np.float32), np.zeros(8, np.float32)),
         (np.zeros((2, 8), np.float32), np.array([0, 1], np.float32)),
     ]
-    for epsilon, share in ((0.0, 1.0), (0.5, 0.75), (1.0, 0.5)):
-        storage = dqn.replay_buffer.CostlyLocalStorage(10_000)
+    for epsilon, greedy_share in ((0.0, 1.0), (0.5, 0.75), (1.0, 0.5)):
+        storage = dqn.replay_buffer.SlowLocalStorage(10_000)
         options = {"num_envs": 10, "frames": 4000, "writers": [storage], "seed": 0, "number": 0}
         collector = dqn.collector.Collector("CartPole-v1", **options)
         collector.collect(weights, epsilon, 0, 1)
-        assert storage[:]["action"].float().mean() == pytest.approx(share, abs=0.03)
+        assert storage[:]["action"].float().mean() == pytest.approx(greedy_share, abs=0.03)
         collector.close()
 
 
 def test_collections_go_to_shards_in_turn(dqn: SimpleNamespace) -> None:
-    storages = [dqn.replay_buffer.CostlyLocalStorage(1000) for _ in range(3)]
+    storages = [dqn.replay_buffer.SlowLocalStorage(1000) for _ in range(3)]
     options = {"num_envs": 1, "frames": 10, "writers": storages, "seed": 0}
     collectors = [dqn.collector.Collector("CartPole-v1", number=number, **options) for number in range(4)]
     weights = dqn.model.Learner(4, 2, seed=0, **dqn.training.SETTINGS).weights()
@@ -443,111 +449,111 @@ def test_collections_go_to_shards_in_turn(dqn: SimpleNamespace) -> None:
         collector.close()
 
 
-def test_work_and_waiting_are_done_for_every_row(dqn: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[Any] = []
-    monkeypatch.setattr(dqn.replay_buffer, "work", lambda rounds: done.append(rounds))
-    monkeypatch.setattr(dqn.replay_buffer.time, "sleep", lambda seconds: done.append(("slept", seconds)))
-    storage = dqn.replay_buffer.CostlyLocalStorage(10)
+def test_every_sampled_row_costs_work_and_waiting(dqn: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(dqn.replay_buffer, "work", lambda rounds: calls.append(rounds))
+    monkeypatch.setattr(dqn.replay_buffer.time, "sleep", lambda seconds: calls.append(("sleep", seconds)))
+    storage = dqn.replay_buffer.SlowLocalStorage(10)
     storage.append({"a": np.arange(4)})
     shard = dqn.replay_buffer.ReplayShard(storage, 0)
     shard.sample(3, seed=0)
-    assert done == []
+    assert calls == []
     storage.sample_work, storage.sample_wait = 7, 2.5
     shard.sample(3, seed=0)
-    assert done == [7, 7, 7, ("slept", 0.0075)]
-    done.clear()
+    assert calls == [7, 7, 7, ("sleep", 0.0075)]
+    calls.clear()
     storage.get(1)
-    assert done == [7, ("slept", 0.0025)]
+    assert calls == [7, ("sleep", 0.0025)]
     monkeypatch.undo()
     assert [dqn.replay_buffer.work(rounds) for rounds in range(3)] == [0, 0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4]
 
 
-def test_sampling_before_there_is_data(dqn: SimpleNamespace) -> None:
+def test_sampling_from_empty_shards(dqn: SimpleNamespace) -> None:
     with Runner("empty", engine="inline") as rr:
-        shard = rr.service(dqn.replay_buffer.ReplayShard(dqn.replay_buffer.CostlyObjectStorage(rr, 5), 2))
+        shard = rr.service(dqn.replay_buffer.ReplayShard(dqn.replay_buffer.SlowObjectStorage(rr, 5), 2))
         with pytest.raises(ReplayEmpty, match=r"replay shard 2 holds no frames yet. Collect some"):
             rr.get(shard.sample(3, 0))
     with pytest.raises(ReplayEmpty, match="none of 2 replay shards holds a frame yet"):
         dqn.replay_buffer.SamplingPlan(8, 1).next([0, 0])
 
 
-def test_shards_of_one_size_have_their_turns(dqn: SimpleNamespace) -> None:
+def test_shards_of_equal_size_are_sampled_in_turn(dqn: SimpleNamespace) -> None:
     plan = dqn.replay_buffer.SamplingPlan(64, 2)
     assert [plan.next([100] * 4) for _ in range(4)] == [[(0, 32), (1, 32)], [(2, 32), (3, 32)]] * 2
     plan = dqn.replay_buffer.SamplingPlan(64, 3)
     assert [sum(num for _, num in plan.next([100] * 3)) for _ in range(3)] == [64] * 3
     plan = dqn.replay_buffer.SamplingPlan(10, 1)
-    assert [plan.next([0, 5, 0, 5])[0].shard for _ in range(4)] == [1, 3, 1, 3], "empty ones are passed over"
+    assert [plan.next([0, 5, 0, 5])[0].shard for _ in range(4)] == [1, 3, 1, 3], "empty shards are skipped"
     assert dqn.replay_buffer.shard_sizes(11, 4) == [3, 3, 3, 2]
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
 def test_every_frame_of_uneven_shards_is_equally_likely(parallelism: int, dqn: SimpleNamespace) -> None:
-    """Also after the shards have wrapped around."""
+    """Some of the shards have wrapped around."""
     buffer, capacities, first = dqn.replay_buffer, (50, 7, 120), 0
     with Runner("uniform", engine="inline") as rr:
-        shards, alive = [], []
+        shards, stored = [], []
         for number, capacity in enumerate(capacities):
-            storage = buffer.CostlyObjectStorage(rr, capacity)
+            storage = buffer.SlowObjectStorage(rr, capacity)
             for size in (3, 40, 1, 70, 11, 9)[: 6 if number != 2 else 3]:  # the last is not full
                 storage.append({"number": np.arange(first, first := first + size)})
-            alive += storage[:]["number"].tolist()
+            stored += storage[:]["number"].tolist()
             shards.append(buffer.ReplayShard(storage, number))
         sizes = [shard.size() for shard in shards]
         assert sizes == [50, 7, 44]
-        plan, counts, total = buffer.SamplingPlan(61, parallelism), dict.fromkeys(alive, 0), 0
+        plan, counts, total = buffer.SamplingPlan(61, parallelism), dict.fromkeys(stored, 0), 0
         for step in range(2000):
             for part, (shard, num) in enumerate(plan.next(sizes)):
                 for number in shards[shard].sample(num, seed=parallelism * step + part)["number",].tolist():
                     counts[number] += 1
                     total += 1
     assert total == 61 * 2000
-    expected = total / len(alive)
+    expected = total / len(stored)
     statistic = sum((count - expected) ** 2 / expected for count in counts.values())
-    assert len(alive) == 101
-    assert 53 < statistic < 161, "the 0.01 % and 99.99 % points of χ² with 100 degrees of freedom, about"
+    assert len(stored) == 101
+    assert 53 < statistic < 161, "approximately the 0.01 % and 99.99 % quantiles of χ² with 100 degrees of freedom"
 
 
-def test_a_sample_is_that_of_its_seed(dqn: SimpleNamespace) -> None:
-    storage = dqn.replay_buffer.CostlyLocalStorage(100)
+def test_a_sample_depends_on_its_seed_only(dqn: SimpleNamespace) -> None:
+    storage = dqn.replay_buffer.SlowLocalStorage(100)
     storage.append({"number": np.arange(100)})
-    one, other = (dqn.replay_buffer.ReplayShard(storage, number) for number in range(2))
+    first, second = (dqn.replay_buffer.ReplayShard(storage, number) for number in range(2))
     torch.manual_seed(0)
-    first = one.sample(20, seed=5)["number",].tolist()
+    sample = first.sample(20, seed=5)["number",].tolist()
     torch.manual_seed(1)
-    assert other.sample(20, seed=6)["number",].tolist() != first
-    assert other.sample(20, seed=5)["number",].tolist() == first
+    assert second.sample(20, seed=6)["number",].tolist() != sample
+    assert second.sample(20, seed=5)["number",].tolist() == sample
 
 
-def test_warming_up_leaves_the_learner_as_it_was(dqn: SimpleNamespace) -> None:
+def test_warm_up_does_not_change_the_learner(dqn: SimpleNamespace) -> None:
     warm, cold = (dqn.model.Learner(4, 2, seed=0, **dqn.training.SETTINGS) for _ in range(2))
     warm.warm_up(8)
-    random = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     batch = {
-        ("observation",): random.standard_normal((8, 4)).astype(np.float32),
-        ("action",): random.integers(0, 2, 8),
-        ("next", "observation"): random.standard_normal((8, 4)).astype(np.float32),
+        ("observation",): rng.standard_normal((8, 4)).astype(np.float32),
+        ("action",): rng.integers(0, 2, 8),
+        ("next", "observation"): rng.standard_normal((8, 4)).astype(np.float32),
         ("next", "reward"): np.ones((8, 1), np.float32),
         ("next", "terminated"): np.zeros((8, 1), bool),
         ("next", "done"): np.zeros((8, 1), bool),
     }
     parts = [{path: column[:3] for path, column in batch.items()}, {path: column[3:] for path, column in batch.items()}]
     before = [weight.copy() for layer in cold.weights() for weight in layer]
-    found = [[learner.update(parts) for _ in range(5)] for learner in (warm, cold)]
-    assert found[0] == found[1]
-    assert len(set(found[0])) == 5
+    warm_losses, cold_losses = ([learner.update(parts) for _ in range(5)] for learner in (warm, cold))
+    assert warm_losses == cold_losses
+    assert len(set(warm_losses)) == 5
     after = [weight for layer in cold.weights() for weight in layer]
-    assert not any(np.array_equal(a, b) for a, b in zip(before, after, strict=True)), "collectors see what was learned"
+    assert not any(np.array_equal(a, b) for a, b in zip(before, after, strict=True)), "weights() is up to date"
 
 
-def test_it_says_what_it_needs_and_what_it_takes(dqn: SimpleNamespace) -> None:
+def test_readme_and_pyproject_match_the_program(dqn: SimpleNamespace) -> None:
     project = tomllib.loads((DQN / "pyproject.toml").read_text())["project"]
-    needed = {re.split("[<>=]", line)[0] for line in project["dependencies"]}
-    assert needed == {"raceway[torchrl]", "torch", "torchrl", "tensordict", "gymnasium"}
+    dependencies = {re.split("[<>=]", line)[0] for line in project["dependencies"]}
+    assert dependencies == {"raceway[torchrl]", "torch", "torchrl", "tensordict", "gymnasium"}
     assert project["optional-dependencies"]["box2d"] == ["gymnasium[box2d]"]
     page = (DQN / "README.md").read_text()
     options = {name for name in vars(dqn.main.parse_args([])) if name not in ("obs_dim", "num_actions")}
     assert set(re.findall(r"\n\| `--([a-z-]+)` \|", page)) == {name.replace("_", "-") for name in options}
-    shown = re.search(r"```python\n(.*?)```", page, re.DOTALL)
-    assert shown is not None
-    assert textwrap.indent(shown.group(1), "    " * 2) in (DQN / "training.py").read_text()
+    snippet = re.search(r"```python\n(.*?)```", page, re.DOTALL)
+    assert snippet is not None
+    assert textwrap.indent(snippet.group(1), "    " * 2) in (DQN / "training.py").read_text()

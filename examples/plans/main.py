@@ -1,7 +1,7 @@
-"""Five algorithms as flows, with actors that only pretend: A3C, A2C, Ape-X, two trainers in one environment, MAML.
+"""Five algorithms as flows, with stand-ins for the actors: A3C, A2C, Ape-X, two trainers in one environment, MAML.
 
-python examples/plans/main.py            # run each for a moment and say what it did
-python examples/plans/main.py --print    # show the plans
+python examples/plans/main.py            # run each briefly and print its last result
+python examples/plans/main.py --print    # print the plans
 python examples/plans/main.py --svg DIR  # draw them
 """
 
@@ -20,7 +20,7 @@ Stats = dict[str, float]
 
 
 class RolloutWorker:
-    """Pretends to play: a rollout is its length and the version of the weights that played it."""
+    """A stand-in for a rollout worker: its rollouts have a length and a return, and no data."""
 
     def __init__(self) -> None:
         self.weights = 0.0
@@ -37,7 +37,7 @@ class RolloutWorker:
 
 
 class ReplayBuffer:
-    """Pretends to remember."""
+    """A stand-in for a replay buffer: it only counts."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -53,11 +53,11 @@ class ReplayBuffer:
         self.num_updates += 1
 
 
-# Operators: what happens to one item. Those that send messages hold handles of the actors they send them to.
+# Operators, each of which processes one item. Those that send messages hold the handles of the receivers.
 
 
 def compute_gradients(rollout: Rollout, *, actor: RolloutWorker = injected) -> float:
-    """Return a gradient, where the rollout and the weights are."""
+    """Compute a gradient on the worker, which has the rollout and the weights."""
     return 0.1 * rollout["steps"] / (1 + actor.weights)
 
 
@@ -65,7 +65,7 @@ class ApplyGradients:
     """Apply a gradient, and send the new weights to the worker that computed it."""
 
     def __init__(self, workers: list[Actor]) -> None:
-        self.workers = workers  # to whom it may send: `explain` draws it
+        self.workers = workers  # possible receivers, so that `explain` draws the messages
         self.weights, self.version = 0.0, 0
 
     def __call__(self, gradient: float, *, envelope: Envelope = injected) -> Stats:
@@ -77,7 +77,7 @@ class ApplyGradients:
 
 
 class ConcatBatches:
-    """Hold rollouts back until they have enough steps."""
+    """Hold rollouts back until they have `num_steps` steps together."""
 
     def __init__(self, num_steps: int) -> None:
         self.num_steps = num_steps
@@ -85,14 +85,15 @@ class ConcatBatches:
 
     def __call__(self, rollout: Rollout) -> list[Rollout]:
         self.held.append(rollout)
-        if sum(one["steps"] for one in self.held) < self.num_steps:
+        steps = sum(rollout["steps"] for rollout in self.held)
+        if steps < self.num_steps:
             return []
-        steps, self.held = sum(one["steps"] for one in self.held), []
+        self.held = []
         return [{"steps": steps}]
 
 
 class TrainOneStep:
-    """Train on a batch, and send the new weights to the workers."""
+    """Train on a batch, and send the new weights to all workers."""
 
     def __init__(self, workers: list[Actor]) -> None:
         self.workers = workers
@@ -107,7 +108,7 @@ class TrainOneStep:
 
 
 class StoreToReplay:
-    """Give every rollout to the next replay buffer."""
+    """Send every rollout to the next replay buffer in turn."""
 
     def __init__(self, buffers: list[Actor]) -> None:
         self.buffers = buffers
@@ -132,7 +133,7 @@ class UpdateWeights:
 
 
 class UpdatePriorities:
-    """Tell the replay buffers how much there was to learn."""
+    """Send new priorities to the replay buffers."""
 
     def __init__(self, buffers: list[Actor]) -> None:
         self.buffers = buffers
@@ -144,7 +145,7 @@ class UpdatePriorities:
 
 
 class Select:
-    """Keep what one policy did."""
+    """Keep the rollouts of one policy."""
 
     def __init__(self, policy: str) -> None:
         self.policy = policy
@@ -154,7 +155,7 @@ class Select:
 
 
 class InnerAdapt:
-    """Have the workers adapt after every round of rollouts, and give all rounds together after the last."""
+    """Adapt the workers after every round of rollouts; return all rounds together after the last."""
 
     def __init__(self, workers: list[Actor], steps: int) -> None:
         self.workers = workers
@@ -167,17 +168,17 @@ class InnerAdapt:
             for worker in self.workers:
                 send_msg(worker, "adapt")
             return []
-        steps = sum(one["steps"] for each in self.rounds for one in each)
+        steps = sum(rollout["steps"] for rollouts in self.rounds for rollout in rollouts)
         self.rounds = []
         return [{"steps": steps}]
 
 
 class MetaUpdate(TrainOneStep):
-    """Update the policy that adaptation starts from."""
+    """Update the meta-policy, which adaptation starts from."""
 
 
 class ReportMetrics:
-    """Count what was trained on."""
+    """Sum the steps trained on."""
 
     def __init__(self) -> None:
         self.steps = 0.0
@@ -191,19 +192,19 @@ class ReportMetrics:
 
 
 def a3c(workers: list[Actor]) -> Iter[Stats]:
-    """Gradients on the workers; applied as they arrive; fresh weights to the sender."""
+    """Compute gradients on the workers, apply them as they arrive, and send new weights to the worker."""
     gradients = create(workers, "sample").for_each(compute_gradients).gather_async()
     return gradients.for_each(ApplyGradients(workers)).for_each(ReportMetrics())
 
 
 def a2c(workers: list[Actor]) -> Iter[Stats]:
-    """Rollouts in step; one update on all of them."""
+    """Gather rollouts synchronously, and make one update on all of them."""
     rollouts = create(workers, "sample").gather_sync().flatten()
     return rollouts.combine(ConcatBatches(800)).for_each(TrainOneStep(workers)).for_each(ReportMetrics())
 
 
 def apex(workers: list[Actor], buffers: list[Actor]) -> Iter[Stats]:
-    """Store and replay side by side, the learner on a thread of its own."""
+    """Store and replay side by side, with the learner on a dedicated thread."""
     learner = TrainOneStep(workers)
     rollouts = create(workers, "sample").gather_async(num_async=2)
     store = rollouts.for_each(StoreToReplay(buffers)).for_each(UpdateWeights(learner))
@@ -213,7 +214,7 @@ def apex(workers: list[Actor], buffers: list[Actor]) -> Iter[Stats]:
 
 
 def two_trainers(workers: list[Actor], buffers: list[Actor]) -> Iter[Stats]:
-    """PPO for some policies and DQN for others, on the same rollouts."""
+    """Train PPO for some policies and DQN for others, on the same rollouts."""
     for_ppo, for_dqn = create(workers, "sample").gather_sync().flatten().split("ppo", "dqn")
     ppo = for_ppo.filter(Select("ppo")).combine(ConcatBatches(800)).for_each(TrainOneStep(workers))
     store = for_dqn.filter(Select("dqn")).for_each(StoreToReplay(buffers))
@@ -223,12 +224,13 @@ def two_trainers(workers: list[Actor], buffers: list[Actor]) -> Iter[Stats]:
 
 
 def maml(workers: list[Actor]) -> Iter[Stats]:
-    """Rollouts and inner adaptation in turn, then an update of the meta-policy."""
+    """Alternate rollouts and inner adaptation, then update the meta-policy."""
     rollouts = create(workers, "sample").gather_sync()
     return rollouts.combine(InnerAdapt(workers, steps=5)).for_each(MetaUpdate(workers)).for_each(ReportMetrics())
 
 
 def plans(workers: list[Actor], buffers: list[Actor]) -> dict[str, Iter[Stats]]:
+    """Return all plans by name."""
     return {
         "a3c": a3c(workers),
         "a2c": a2c(workers),
@@ -241,9 +243,9 @@ def plans(workers: list[Actor], buffers: list[Actor]) -> dict[str, Iter[Stats]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Five algorithms as flows.")
     parser.add_argument("--engine", choices=["inline", "process", "ray"], default="process")
-    parser.add_argument("--items", type=int, default=50, help="how many results of each plan to wait for")
-    parser.add_argument("--print", action="store_true", help="print the plans, and run nothing")
-    parser.add_argument("--svg", type=Path, metavar="DIR", help="draw the plans, and run nothing")
+    parser.add_argument("--items", type=int, default=50, help="number of results of each plan to wait for")
+    parser.add_argument("--print", action="store_true", help="print the plans without running them")
+    parser.add_argument("--svg", type=Path, metavar="DIR", help="draw the plans without running them")
     arguments = parser.parse_args()
     with make_engine(arguments.engine) as engine:
         workers = [engine.spawn(RolloutWorker, name=f"worker-{number}") for number in range(4)]

@@ -21,7 +21,7 @@ from raceway.agents import as_tensor, make_policy
 from raceway.engine import make_engine
 from raceway.envs import EnvSettings, make_slots
 from raceway.flow import Iter, union
-from raceway.machine import as_in_a_worker
+from raceway.machine import worker_compute_settings
 from raceway.ops import (
     ConcatBatches,
     Learner,
@@ -96,14 +96,14 @@ def main() -> None:
     options = parser.parse_args()
     if options.steps < 1 or options.seed < 0:
         parser.error(f"--steps must be at least 1 and --seed at least 0, not {options.steps} and {options.seed}")
-    env = EnvSettings("cartpole").checked()
+    env = EnvSettings("cartpole").resolved()
     rollouts = RolloutSettings(env=env, num_shards=2, slots_per_shard=8, seed=options.seed, fragment_steps=16)
     replay = ReplaySettings(capacity=20_000, num_shards=2, batch_size=256, alpha=0.6, seed=options.seed)
     slots = make_slots(env, 1)
     policy = make_policy(slots.observation_space, slots.action_space, "mlp", rollouts.hidden, seed=options.seed)
     slots.close()
     learner, returns, steps, shown = Learner(policy, lr=3e-3), deque[float](maxlen=100), 0, 0
-    with as_in_a_worker(), make_engine(options.engine) as engine:
+    with worker_compute_settings(), make_engine(options.engine) as engine:
         workers = [engine.spawn(RolloutWorker, (rollouts,), name=f"worker-{number}") for number in range(2)]
         shards = [engine.spawn(ReplayShard, (replay, number), name=f"replay-{number}") for number in range(2)]
         UpdateWeights(learner, workers).send(workers)

@@ -1,4 +1,4 @@
-"""TorchRL's DQN with collectors and sharded, object-backed replay on a Raceway Runner; the learner stays here.
+"""TorchRL's DQN with distributed collectors and sharded, object-backed replay on a Raceway Runner.
 
 Paper: Mnih et al. 2015, https://doi.org/10.1038/nature14236
 
@@ -23,48 +23,48 @@ from typing import Any
 import gymnasium as gym
 
 from collector import check_env
-from raceway.envs import find
+from raceway.envs import resolve_env_id
 from raceway.errors import ConfigError, RacewayError
 
 RULE = "=" * 60
 
 
-def line(row: dict[str, Any]) -> str:
-    """Return what is printed of an iteration."""
-    reward, loss = figure(row["mean_reward"], "8.1f"), figure(row["loss"], "8.4f")
+def format_row(row: dict[str, Any]) -> str:
+    """Return the line to print for an iteration."""
+    reward, loss = format_metric(row["mean_reward"], "8.1f"), format_metric(row["loss"], "8.4f")
     return (
         f"Iteration {row['iteration']:4d} | ε {row['epsilon']:.3f} | Buffer: {row['buffer']:6d} | "
         f"Total: {row['total']:7d} | Mean Reward: {reward} | Loss: {loss}"
     )
 
 
-def figure(value: float | None, form: str) -> str:
-    """Return a figure, or a dash as wide as it where there is none yet."""
-    return "-".rjust(len(format(0.0, form))) if value is None else format(value, form)
+def format_metric(value: float | None, spec: str) -> str:
+    """Format a value, or print a dash of the same width if it is None."""
+    return "-".rjust(len(format(0.0, spec))) if value is None else format(value, spec)
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """Read the command line, and refuse what cannot work."""
+    """Parse and validate the command line."""
     parser = argparse.ArgumentParser(description="Train TorchRL's DQN with distributed collectors and replay.")
     option = parser.add_argument
     option("--env", default="CartPole-v1", help="Gymnasium id, or acrobot, mountaincar, lunarlander (%(default)s)")
     option("--iterations", type=count, default=20, help="number of iterations (%(default)s)")
-    option("--collections", type=count, default=4, help="collections in an iteration (%(default)s)")
-    option("--frames-per-collection", type=count, default=100, help="frames of each (%(default)s)")
-    option("--num-envs", type=count, default=1, help="environments that each collector steps together (%(default)s)")
-    option("--batch-size", type=count, default=64, help="frames of a step of the optimiser (%(default)s)")
-    option("--buffer-size", type=count, default=10_000, help="frames that replay holds (%(default)s)")
-    option("--optim-steps", type=count, default=1, help="steps of the optimiser in an iteration (%(default)s)")
+    option("--collections", type=count, default=4, help="collections per iteration (%(default)s)")
+    option("--frames-per-collection", type=count, default=100, help="frames per collection (%(default)s)")
+    option("--num-envs", type=count, default=1, help="environments per collector, stepped as a vector (%(default)s)")
+    option("--batch-size", type=count, default=64, help="frames per gradient step (%(default)s)")
+    option("--buffer-size", type=count, default=10_000, help="frames that replay holds in total (%(default)s)")
+    option("--optim-steps", type=count, default=1, help="gradient steps per iteration (%(default)s)")
     option("--replay", choices=["simple", "sharded"], default="simple", help="one buffer, or several (%(default)s)")
-    option("--replay-shards", type=count, help="buffers of sharded replay (4)")
-    option("--sample-parallelism", type=count, default=1, help="shards that a batch is drawn from (%(default)s)")
-    option("--sample-work", type=amount, default=0, help="rounds of arithmetic for each frame drawn (%(default)s)")
-    option("--sample-wait", type=duration, default=0.0, help="milliseconds to wait for each frame drawn (%(default)s)")
-    option("--local", action="store_true", help="do everything in this process, without a Runner")
-    option("--engine", choices=["inline", "process", "ray"], help="where workers live ($RACEWAY_ENGINE, or process)")
-    option("--workers", type=count, help="workers that the collectors are spread over (one each)")
+    option("--replay-shards", type=count, help="number of buffers of sharded replay (4)")
+    option("--sample-parallelism", type=count, default=1, help="shards that a batch is sampled from (%(default)s)")
+    option("--sample-work", type=count_or_zero, default=0, help="rounds of arithmetic per sampled frame (%(default)s)")
+    option("--sample-wait", type=milliseconds, default=0.0, help="milliseconds to wait per sampled frame (%(default)s)")
+    option("--local", action="store_true", help="run everything in this process, without a Runner")
+    option("--engine", choices=["inline", "process", "ray"], help="where workers run ($RACEWAY_ENGINE, or process)")
+    option("--workers", type=count, help="workers that share the collectors (one for each collector)")
     option("--seed", type=seed_number, default=0, help="seed of weights, actions and environments (%(default)s)")
-    option("--metrics-json", type=Path, metavar="FILE", help="write configuration and figures there")
+    option("--metrics-json", type=Path, metavar="FILE", help="write configuration and metrics to this file")
     args = parser.parse_args(argv)
     if args.local and (args.engine or args.workers):
         parser.error("--local works in this process; leave out --engine and --workers")
@@ -72,12 +72,12 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error(f"--replay-shards {args.replay_shards} needs --replay sharded")
     args.replay_shards = args.replay_shards or {"simple": 1, "sharded": 4}[args.replay]
     if args.metrics_json and not args.metrics_json.absolute().parent.is_dir():
-        parser.error(f"--metrics-json: there is no folder {args.metrics_json.absolute().parent}")
-    problem = conflict(args)
-    if problem:
-        parser.error(problem)
+        parser.error(f"--metrics-json: directory {args.metrics_json.absolute().parent} does not exist")
+    conflict = find_conflict(args)
+    if conflict:
+        parser.error(conflict)
     try:
-        args.env = find(args.env)
+        args.env = resolve_env_id(args.env)
         if "box2d" in str(gym.spec(args.env.rpartition(":")[2]).entry_point) and not importlib.util.find_spec("Box2D"):
             parser.error(f"--env {args.env} needs Box2D: pip install 'gymnasium[box2d]'")
         args.obs_dim, args.num_actions = check_env(args.env)
@@ -86,43 +86,43 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def conflict(args: argparse.Namespace) -> str | None:
-    """Return what does not go together, or None."""
+def find_conflict(args: argparse.Namespace) -> str | None:
+    """Return a message about options that contradict each other, or None."""
     shards, frames = args.replay_shards, args.frames_per_collection
-    smallest = args.buffer_size // shards
-    most = -(-args.collections // shards) * frames  # that one shard gets in an iteration
+    smallest_capacity = args.buffer_size // shards
+    max_frames = -(-args.collections // shards) * frames  # of one iteration, in one shard
     if shards > args.buffer_size:
         return f"--replay-shards {shards} is more than --buffer-size {args.buffer_size} holds"
     if args.sample_parallelism > shards:
-        return f"--sample-parallelism {args.sample_parallelism} is more than the {shards} replay shards that there are"
+        return f"--sample-parallelism {args.sample_parallelism} is more than the number of replay shards, {shards}"
     if args.sample_parallelism > args.batch_size:
         return f"--sample-parallelism {args.sample_parallelism} is more than --batch-size {args.batch_size}"
     if frames % args.num_envs:
-        return f"--frames-per-collection {frames} is no multiple of --num-envs {args.num_envs}"
-    if most > smallest:
+        return f"--frames-per-collection {frames} is not a multiple of --num-envs {args.num_envs}"
+    if max_frames > smallest_capacity:
         return (
-            f"an iteration gives a replay shard up to {most} frames, and it holds {smallest}. "
-            f"Make --buffer-size at least {most * shards}."
+            f"an iteration adds up to {max_frames} frames to a replay shard, which holds {smallest_capacity}. "
+            f"Make --buffer-size at least {max_frames * shards}."
         )
     return None
 
 
 def count(text: str) -> int:
-    """Convert an option that must be at least 1."""
+    """Parse an integer of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number from 1, not {text!r}")
     return int(text)
 
 
-def amount(text: str) -> int:
-    """Convert an option that may be 0."""
+def count_or_zero(text: str) -> int:
+    """Parse an integer of at least 0."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"must be a whole number from 0, not {text!r}")
     return int(text)
 
 
-def duration(text: str) -> float:
-    """Convert a time that may be 0."""
+def milliseconds(text: str) -> float:
+    """Parse a finite number of at least 0."""
     try:
         value = float(text)
     except ValueError:
@@ -133,16 +133,16 @@ def duration(text: str) -> float:
 
 
 def seed_number(text: str) -> int:
-    """Convert a seed to what both numpy and torch take for one."""
+    """Parse a seed in the range that both numpy and torch accept."""
     if not text.isdecimal() or int(text) >= 2**64:
         raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 2**64 - 1, not {text!r}")
     return int(text)
 
 
 def main() -> None:
-    """Train, and say how it went."""
+    """Train, and print the progress and a summary."""
     args = parse_args()
-    from training import run  # not before the options are known to be good: importing TorchRL takes seconds
+    from training import run  # after the options are validated: importing TorchRL takes seconds
 
     mode = "local" if args.local else "distributed"
     title = f"{mode.capitalize()} TorchRL DQN on {args.env}{'' if args.local else ' using Raceway Runner'}"
@@ -165,28 +165,28 @@ def main() -> None:
     print(f"\nStarting {mode} training...", flush=True)
 
     engine = args.engine or os.environ.get("RACEWAY_ENGINE") or "process"
-    training, seconds = run(args, engine, report=lambda row: print(line(row), flush=True))
-    summary = training.summary(seconds)
+    loop, seconds = run(args, engine, report=lambda row: print(format_row(row), flush=True))
+    summary = loop.summary(seconds)
     print("", RULE, "Training Complete!", sep="\n")
     print(f"  Total time: {seconds:.2f}s")
     print(f"  Frames: {summary['frames']} ({summary['frames_per_second']:.1f} frames/sec)")
-    print(f"  First Loss: {figure(summary['first_loss'], '.4f')}")
-    print(f"  Last Loss: {figure(summary['last_loss'], '.4f')}")
-    print(f"  Last Mean Reward: {figure(summary['last_mean_reward'], '.1f')}")
+    print(f"  First Loss: {format_metric(summary['first_loss'], '.4f')}")
+    print(f"  Last Loss: {format_metric(summary['last_loss'], '.4f')}")
+    print(f"  Last Mean Reward: {format_metric(summary['last_mean_reward'], '.1f')}")
     print("\nTiming:")
-    for phase, spent in summary["timing"].items():
-        print(f"  {phase.capitalize() + ':':10} {spent['total']:8.3f}s total, {spent['mean']:.4f}s/iteration")
+    for phase, timing in summary["timing"].items():
+        print(f"  {phase.capitalize() + ':':10} {timing['total']:8.3f}s total, {timing['mean']:.4f}s/iteration")
     print(RULE, flush=True)
     if args.metrics_json:
-        args.metrics_json.write_text(json.dumps(metrics(args, mode, training.rows, summary), indent=1) + "\n")
+        args.metrics_json.write_text(json.dumps(metrics(args, mode, loop.rows, summary), indent=1) + "\n")
 
 
 def metrics(args: argparse.Namespace, mode: str, rows: list[dict[str, Any]], summary: dict[str, Any]) -> dict[str, Any]:
-    """Return what is written as JSON."""
+    """Return the contents of the --metrics-json file."""
     from training import EPSILON, SETTINGS, WARMUP_FRAMES
 
-    described = ("env", "obs_dim", "num_actions", "metrics_json")
-    options = {name: value for name, value in vars(args).items() if name not in described}
+    left_out = ("env", "obs_dim", "num_actions", "metrics_json")
+    options = {name: value for name, value in vars(args).items() if name not in left_out}
     constants = {"epsilon": EPSILON, "warmup_frames": WARMUP_FRAMES, **SETTINGS}
     return {
         "mode": mode,

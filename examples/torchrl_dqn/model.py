@@ -1,4 +1,4 @@
-"""The learner: TorchRL's Q-value actor and DQN loss, and how frames reach them."""
+"""The learner: TorchRL's Q-value actor and DQN loss, trained on sampled frames."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from torchrl.objectives import DQNLoss, ValueEstimators
 
 from collector import Weights
 from raceway.torchrl import TrainLossModule
-from raceway.torchrl.appending import Columns
+from raceway.torchrl.appending import FlatBatch
 
 
 def make_actor(obs_dim: int, num_actions: int, hidden: int) -> QValueActor:
-    """Make the network whose outputs are the values of actions, as TorchRL's losses take it."""
+    """Return the Q-network in the form that TorchRL's losses expect."""
     network = nn.Sequential(nn.Linear(obs_dim, hidden), nn.ReLU(), nn.Linear(hidden, num_actions))
     return QValueActor(network, in_keys=["observation"], spec=Categorical(num_actions))
 
 
 def make_loss(actor: QValueActor, gamma: float) -> DQNLoss:
-    """Make the loss: the squared distance to r + γ maxₐ Q⁻(s′, a), where Q⁻ is a target network that follows slowly."""
+    """Return the loss, the squared TD error (r + γ maxₐ Q⁻(s′, a) − Q(s, a))², where Q⁻ is the target network."""
     loss = DQNLoss(actor, delay_value=True, loss_function="l2")
     loss.make_value_estimator(ValueEstimators.TD0, gamma=gamma)
     return loss
 
 
 class Learner:
-    """The actor and what trains it.
+    """The Q-network, its target network and its optimiser.
 
     Args:
-        obs_dim: the length of observations.
-        num_actions: actions to choose from.
-        hidden: the width of the network's hidden layer.
-        gamma: the discount γ.
-        lr: Adam's step size.
-        tau: how far the target network follows in a step, τ.
-        norm: the largest norm of a gradient.
-        seed: of the weights that the network begins with.
+        obs_dim: length of an observation.
+        num_actions: number of discrete actions.
+        hidden: width of the network's hidden layer.
+        gamma: discount factor γ.
+        lr: Adam's learning rate.
+        tau: soft-update coefficient τ of the target network.
+        norm: norm that gradients are clipped to.
+        seed: seed of the initial weights.
     """
 
     def __init__(
@@ -62,26 +62,26 @@ class Learner:
         self.train = TrainLossModule(make_loss(self.actor, gamma), lr=lr, tau=tau, max_grad_norm=norm)
 
     def warm_up(self, batch_size: int) -> None:
-        """Take a step and take it back: the first takes many times as long as those that follow."""
+        """Take a gradient step and undo it: the first takes many times as long as later ones."""
         state = self.train.state()
-        zeros = np.zeros((batch_size, 1), np.float32)
-        seen, ended = np.zeros((batch_size, self.obs_dim), np.float32), np.zeros((batch_size, 1), bool)
-        after = {"observation": seen, "reward": zeros, "terminated": ended, "done": ended}
-        example = {("observation",): seen, ("action",): np.zeros(batch_size, np.int64)}
-        self.update([example | {("next", name): column for name, column in after.items()}])
+        reward = np.zeros((batch_size, 1), np.float32)
+        obs, ended = np.zeros((batch_size, self.obs_dim), np.float32), np.zeros((batch_size, 1), bool)
+        following = {"observation": obs, "reward": reward, "terminated": ended, "done": ended}
+        batch = {("observation",): obs, ("action",): np.zeros(batch_size, np.int64)}
+        self.update([batch | {("next", name): column for name, column in following.items()}])
         self.train.restore(state)
 
     def weights(self) -> Weights:
-        """Return the weights and biases of the network, as collectors take them."""
+        """Return the weights and biases of the network, in the form that collectors use."""
         layers = [layer for layer in self.actor.modules() if isinstance(layer, nn.Linear)]
         return [(layer.weight.detach().numpy(), layer.bias.detach().numpy()) for layer in layers]
 
-    def update(self, parts: Sequence[Columns]) -> float:
-        """Take one step on what the replay shards gave, and return the loss."""
-        return self.train(joined(parts)).metrics["train/loss"]
+    def update(self, parts: Sequence[FlatBatch]) -> float:
+        """Take one gradient step on a batch that was sampled in several parts, and return the loss."""
+        return self.train(concat_parts(parts)).metrics["train/loss"]
 
 
-def joined(parts: Sequence[Columns]) -> TensorDict:
-    """Make one TensorDict of frames that came in several parts."""
+def concat_parts(parts: Sequence[FlatBatch]) -> TensorDict:
+    """Concatenate the parts of a batch into one TensorDict."""
     columns = {path: torch.from_numpy(np.concatenate([part[path] for part in parts])) for path in parts[0]}
     return TensorDict(columns, [len(columns["action",])])

@@ -1,4 +1,4 @@
-"""Replay: TorchRL's buffer in one or several services, and how an iteration's samples are divided over them."""
+"""Replay: TorchRL's replay buffer in one or more shards, and how a batch is divided over them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torchrl.data.replay_buffers.writers import ImmutableDatasetWriter
 
 from raceway.errors import ReplayEmpty
 from raceway.torchrl import LocalStorage, ObjectStorage
-from raceway.torchrl.appending import Columns
+from raceway.torchrl.appending import FlatBatch
 
 
 def work(rounds: int) -> int:
-    """Compute for as long as there are rounds, each one number of the generator SplitMix64; return the last.
+    """Keep the CPU busy: compute `rounds` numbers of the random generator SplitMix64, and return the last.
 
     >>> hex(work(2))
     '0x6e789e6aa1b965f4'
@@ -32,19 +32,19 @@ def work(rounds: int) -> int:
     return number
 
 
-class Costly:
-    """Has a storage take its time over every row that is drawn, as if rows had to be decompressed or fetched.
+class SlowSampling:
+    """Mixin that makes sampling a row take time, as if rows had to be decompressed or fetched.
 
-    It gives them as arrays: they travel as they are, and become a TensorDict where they are used.
+    Rows are returned as arrays: these are sent as they are, and become a TensorDict in the learner.
     """
 
     sample_work = 0
-    """Rounds of arithmetic for each row."""
+    """Rounds of arithmetic for each sampled row."""
     sample_wait = 0.0
-    """Milliseconds to wait for each row."""
+    """Milliseconds to wait for each sampled row."""
 
     def get(self, index: Any) -> Any:
-        """Return rows, after some time."""
+        """Return rows, after the work and waiting that each of them costs."""
         if isinstance(index, slice):
             return super().get(index)
         index = np.asarray(index)
@@ -56,84 +56,88 @@ class Costly:
         return self.columns(index)
 
 
-class CostlyLocalStorage(Costly, LocalStorage):
+class SlowLocalStorage(SlowSampling, LocalStorage):
     """Rows of this process."""
 
 
-class CostlyObjectStorage(Costly, ObjectStorage):
+class SlowObjectStorage(SlowSampling, ObjectStorage):
     """Rows behind an object of the Runner."""
 
 
 class ReplayShard:
-    """A replay buffer that is drawn from. Collectors append to its storage."""
+    """A replay buffer to sample from. Collectors append to its storage."""
 
-    def __init__(self, storage: CostlyLocalStorage | CostlyObjectStorage, number: int) -> None:
+    def __init__(self, storage: SlowLocalStorage | SlowObjectStorage, number: int) -> None:
         self.storage, self.number = storage, number
-        self.buffer: ReplayBuffer | None = None  # made where it is used
+        self.buffer: ReplayBuffer | None = None  # created in the process that samples
 
     def start(self) -> None:
-        """Make the buffer, having drawn from another like it: the first time takes long."""
-        self.random = torch.Generator()
-        example = CostlyLocalStorage(1)
-        example.append({"observation": np.zeros((1, 1)), "next": {"reward": np.zeros((1, 1))}})
-        make_buffer(example, self.random).sample(1)
-        self.buffer = make_buffer(self.storage, self.random)
+        """Create the buffer, after sampling from a small one, because the first sample of a process is slow."""
+        self.generator = torch.Generator()
+        storage = SlowLocalStorage(1)
+        storage.append({"observation": np.zeros((1, 1)), "next": {"reward": np.zeros((1, 1))}})
+        make_buffer(storage, self.generator).sample(1)
+        self.buffer = make_buffer(self.storage, self.generator)
 
     def size(self) -> int:
-        """Return how many frames it holds, having read those that are new."""
+        """Fetch new frames, and return the number of frames."""
         self.storage.refresh()
         return len(self.storage)
 
-    def sample(self, num: int, seed: int) -> Columns:
-        """Draw so many frames; the same ones for the same seed."""
+    def sample(self, num: int, seed: int) -> FlatBatch:
+        """Sample `num` frames; the same seed gives the same frames."""
         if self.buffer is None:
             self.start()
         if not len(self.storage) and not self.size():
             raise ReplayEmpty(f"replay shard {self.number} holds no frames yet. Collect some before you sample.")
-        self.random.manual_seed(seed)
+        self.generator.manual_seed(seed)
         return self.buffer.sample(num)
 
 
-def make_buffer(storage: Any, random: torch.Generator) -> ReplayBuffer:
-    """Make a buffer that is only drawn from."""
-    return ReplayBuffer(storage=storage, sampler=RandomSampler(), writer=ImmutableDatasetWriter(), generator=random)
+def make_buffer(storage: Any, generator: torch.Generator) -> ReplayBuffer:
+    """Create a buffer that is sampled from and never written to."""
+    return ReplayBuffer(storage=storage, sampler=RandomSampler(), writer=ImmutableDatasetWriter(), generator=generator)
 
 
-class Request(NamedTuple):
-    """How much to draw from which shard."""
+class SampleRequest(NamedTuple):
+    """The number of frames to sample from a shard."""
 
     shard: int
     num: int
 
 
 class SamplingPlan:
-    """Divides batches over shards in rotation. A shard with more frames has its turn more often.
+    """Divides batches over shards in rotation; a shard with more frames has its turn more often.
 
-    So every frame is drawn as often as any other, and from shards of one size they are drawn in turn.
+    So all frames are equally likely to be sampled, and shards of equal size are sampled in turn.
     """
 
     def __init__(self, batch_size: int, parallelism: int) -> None:
-        each, rest = divmod(batch_size, parallelism)
-        self.parts = [each + (part < rest) for part in range(parallelism)]
-        self.credit: list[float] = []  # frames that each shard has still to give
+        quotient, remainder = divmod(batch_size, parallelism)
+        self.part_sizes = [quotient + (part < remainder) for part in range(parallelism)]
+        self.credit: list[float] = []  # frames due from each shard
 
-    def next(self, sizes: Sequence[int]) -> list[Request]:
-        """Return the requests for one batch from shards that hold so many frames."""
+    def next(self, sizes: Sequence[int]) -> list[SampleRequest]:
+        """Return the requests for one batch.
+
+        Args:
+            sizes: the number of frames in each shard.
+        """
         total, credit = sum(sizes), self.credit or [0.0] * len(sizes)
         if not total:
             raise ReplayEmpty(f"none of {len(sizes)} replay shards holds a frame yet. Collect some before you sample.")
         requests = []
-        for num in self.parts:
+        for num in self.part_sizes:
             for shard, size in enumerate(sizes):
                 credit[shard] += num * size / total
-            chosen = max((shard for shard, size in enumerate(sizes) if size), key=credit.__getitem__)
-            credit[chosen] -= num
-            requests.append(Request(chosen, num))
+            next_shard = max((shard for shard, size in enumerate(sizes) if size), key=credit.__getitem__)
+            credit[next_shard] -= num
+            requests.append(SampleRequest(next_shard, num))
         self.credit = credit
         return requests
 
 
 def shard_sizes(buffer_size: int, num_shards: int) -> list[int]:
-    """Divide the buffer's size over its shards."""
-    each, rest = divmod(buffer_size, num_shards)
-    return [each + (shard < rest) for shard in range(num_shards)]
+    """Divide the buffer size over the shards."""
+    quotient, remainder = divmod(buffer_size, num_shards)
+    return [quotient + (shard < remainder) for shard in range(num_shards)]

@@ -48,7 +48,7 @@ def main() -> None:
         parser.error(f"--steps must be at least 1 and --seed at least 0, not {options.steps} and {options.seed}")
     training = a_training(options.seed, options.engine)
     if options.plan:
-        with training.planned() as (flow, _):
+        with training.open_flow() as (flow, _):
             print(flow.explain())
         return
     result = training.run(total_timesteps=options.steps)

@@ -1,4 +1,4 @@
-"""Policies: from observations to actions, for every space of the catalogue."""
+"""Policies: networks and distributions for every supported observation and action space."""
 
 from raceway.agents.distributions import (
     Categorical,

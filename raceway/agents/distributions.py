@@ -1,6 +1,6 @@
-"""How a network's numbers become actions. Drawing is done in numpy, which is faster for one step; the rest in torch.
+"""Distributions of actions. Sampling is done in numpy, which is faster for a single step; the rest in torch.
 
-A distribution has no parameters of its own: `params` are what the network gave, [..., size].
+A distribution has no parameters itself: `params` are the outputs of the network, [..., size].
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from raceway.errors import ConfigError
 
 Array = np.ndarray
 
-_BARRED = -1e9  # instead of -inf, whose gradient is NaN
+_MASKED_LOGIT = -1e9  # instead of -inf, whose gradient is NaN
 
 
 class Distribution(ABC):
-    """Of the actions of one space."""
+    """A distribution over the actions of a space."""
 
     size: int
-    """How many numbers the network gives for one observation."""
+    """The number of network outputs for one observation."""
 
     @abstractmethod
-    def draw(self, params: Array, random: np.random.Generator) -> Array:
-        """Draw an action for every row, [B, ...]."""
+    def sample(self, params: Array, random: np.random.Generator) -> Array:
+        """Sample an action for every row, [B, ...]."""
 
     @abstractmethod
     def mode(self, params: Array) -> Array:
@@ -44,86 +44,86 @@ class Distribution(ABC):
         """Return H(π(·|s)), [N]."""
 
     def log_prob_and_entropy(self, params: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return both, [N]."""
+        """Return both log π(a|s) and H(π(·|s)), [N] each."""
         return self.log_prob(params, actions), self.entropy(params)
 
-    def masked(self, params: Tensor, mask: Tensor) -> Tensor:
-        """Return the parameters with what the mask says to leave out made impossible."""
-        raise ConfigError(f"a mask goes with actions to choose from, not with a {type(self).__name__}")
+    def apply_mask(self, params: Tensor, mask: Tensor) -> Tensor:
+        """Return the parameters with masked actions (0 in the mask) made impossible."""
+        raise ConfigError(f"an action mask needs discrete actions, not a {type(self).__name__} distribution")
 
 
 class Categorical(Distribution):
-    """One choice; `params` are its logits."""
+    """A discrete action; `params` are the logits."""
 
     def __init__(self, num: int, start: int = 0) -> None:
         self.size, self.start = num, start
 
-    def draw(self, params: Array, random: np.random.Generator) -> Array:
-        # Gumbel's trick: the largest of logits + Gumbel noise is a sample of their softmax.
+    def sample(self, params: Array, random: np.random.Generator) -> Array:
+        # The Gumbel-max trick: the argmax of logits + Gumbel noise is a sample of their softmax.
         return (params + random.gumbel(size=params.shape)).argmax(-1) + self.start
 
     def mode(self, params: Array) -> Array:
         return params.argmax(-1) + self.start
 
     def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
-        return self._chosen(params.log_softmax(-1), actions)
+        return self._of_actions(params.log_softmax(-1), actions)
 
     def entropy(self, params: Tensor) -> Tensor:
-        logs = params.log_softmax(-1)
-        return -(logs.exp() * logs).sum(-1)
+        log_probs = params.log_softmax(-1)
+        return -(log_probs.exp() * log_probs).sum(-1)
 
     def log_prob_and_entropy(self, params: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         tape = tape_for(params)
         if tape is None:
-            logs = params.log_softmax(-1)
-            return self._chosen(logs, actions), -(logs.exp() * logs).sum(-1)
+            log_probs = params.log_softmax(-1)
+            return self._of_actions(log_probs, actions), -(log_probs.exp() * log_probs).sum(-1)
         shape, rows = params.shape[:-1], np.arange(actions.numel())
-        known: Array = params.detach().numpy().reshape(-1, self.size).T.copy()  # choices first: they are summed over
-        known -= known.max(0)
-        known -= np.log(np.exp(known).sum(0))
-        shares, chosen = np.exp(known), actions.numpy().reshape(-1) - self.start
-        entropy = -(shares * known).sum(0)
+        logs: Array = params.detach().numpy().reshape(-1, self.size).T.copy()  # [size, N]: sums run over the first axis
+        logs -= logs.max(0)
+        logs -= np.log(np.exp(logs).sum(0))
+        probs, index = np.exp(logs), actions.numpy().reshape(-1) - self.start
+        entropy = -(probs * logs).sum(0)
 
-        def by_log_prob(gradient: Array) -> None:
-            found = shares * -gradient.reshape(-1)
-            found[chosen, rows] += gradient.reshape(-1)
-            add_gradient(params, found.T.reshape(params.shape))
+        def log_prob_backward(gradient: Array) -> None:
+            result = probs * -gradient.reshape(-1)
+            result[index, rows] += gradient.reshape(-1)
+            add_gradient(params, result.T.reshape(params.shape))
 
-        def by_entropy(gradient: Array) -> None:
-            add_gradient(params, (-shares * (known + entropy) * gradient.reshape(-1)).T.reshape(params.shape))
+        def entropy_backward(gradient: Array) -> None:
+            add_gradient(params, (-probs * (logs + entropy) * gradient.reshape(-1)).T.reshape(params.shape))
 
-        log_prob = known[chosen, rows].reshape(shape)
-        return tape.note(log_prob, by_log_prob), tape.note(entropy.reshape(shape), by_entropy)
+        log_prob = logs[index, rows].reshape(shape)
+        return tape.record(log_prob, log_prob_backward), tape.record(entropy.reshape(shape), entropy_backward)
 
-    def _chosen(self, logs: Tensor, actions: Tensor) -> Tensor:
-        chosen = actions - self.start if self.start else actions
-        return logs.gather(-1, chosen.long().unsqueeze(-1)).squeeze(-1)
+    def _of_actions(self, log_probs: Tensor, actions: Tensor) -> Tensor:
+        index = actions - self.start if self.start else actions
+        return log_probs.gather(-1, index.long().unsqueeze(-1)).squeeze(-1)
 
-    def masked(self, params: Tensor, mask: Tensor) -> Tensor:
-        return params.masked_fill(mask == 0, _BARRED)
+    def apply_mask(self, params: Tensor, mask: Tensor) -> Tensor:
+        return params.masked_fill(mask == 0, _MASKED_LOGIT)
 
 
 class EpsilonGreedy(Categorical):
-    """The choice with the highest value, or with a chance of ε any; `params` are the values of the choices."""
+    """The action with the highest Q-value, or with probability ε a random one; `params` are the Q-values."""
 
     def __init__(self, num: int, start: int = 0, num_slots: int = 1) -> None:
         super().__init__(num, start)
         self.epsilon = np.ones(num_slots, np.float32)
-        """One for every row, [B]."""
+        """The ε of every row, [B]."""
 
-    def draw(self, params: Array, random: np.random.Generator) -> Array:
-        strays = random.random(len(params)) < self.epsilon
-        chosen = params.argmax(-1)
-        if strays.any():
-            anything = random.integers(self.size, size=len(params))
-            # Of choices that are barred none is made by chance either.
-            barred = np.take_along_axis(params, anything[:, None], -1).squeeze(-1) <= _BARRED
-            chosen = np.where(strays & ~barred, anything, chosen)
-        return chosen + self.start
+    def sample(self, params: Array, random: np.random.Generator) -> Array:
+        explores = random.random(len(params)) < self.epsilon
+        actions = params.argmax(-1)
+        if explores.any():
+            uniform = random.integers(self.size, size=len(params))
+            # A random action that is masked is replaced by the greedy one.
+            masked = np.take_along_axis(params, uniform[:, None], -1).squeeze(-1) <= _MASKED_LOGIT
+            actions = np.where(explores & ~masked, uniform, actions)
+        return actions + self.start
 
 
 class MultiCategorical(Distribution):
-    """Several choices side by side; `params` are their logits, one behind the other."""
+    """Several discrete actions at once; `params` are their concatenated logits."""
 
     def __init__(self, space: spaces.MultiDiscrete) -> None:
         counts, starts = space.nvec.ravel(), space.start.ravel()
@@ -131,42 +131,42 @@ class MultiCategorical(Distribution):
         self.edges = np.cumsum(counts)[:-1].tolist()
         self.size, self.shape = int(counts.sum()), space.shape
 
-    def draw(self, params: Array, random: np.random.Generator) -> Array:
-        return self._joined([part.draw(logits, random) for part, logits in self._split(params)], params)
+    def sample(self, params: Array, random: np.random.Generator) -> Array:
+        return self._joined([part.sample(logits, random) for part, logits in self._split(params)], params)
 
     def mode(self, params: Array) -> Array:
         return self._joined([part.mode(logits) for part, logits in self._split(params)], params)
 
     def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
-        chosen = actions.reshape(*params.shape[:-1], len(self.parts)).unbind(-1)
+        columns = actions.reshape(*params.shape[:-1], len(self.parts)).unbind(-1)
         pieces = params.tensor_split(self.edges, -1)
-        each = [part.log_prob(*both) for part, *both in zip(self.parts, pieces, chosen, strict=True)]
+        each = [part.log_prob(*both) for part, *both in zip(self.parts, pieces, columns, strict=True)]
         return torch.stack(each).sum(0)
 
     def entropy(self, params: Tensor) -> Tensor:
         pieces = params.tensor_split(self.edges, -1)
         return torch.stack([part.entropy(piece) for part, piece in zip(self.parts, pieces, strict=True)]).sum(0)
 
-    masked = Categorical.masked
+    apply_mask = Categorical.apply_mask
 
     def _split(self, params: Array) -> list[tuple[Categorical, Array]]:
         return list(zip(self.parts, np.split(params, self.edges, -1), strict=True))
 
-    def _joined(self, chosen: list[Array], params: Array) -> Array:
-        return np.stack(chosen, -1).reshape(*params.shape[:-1], *self.shape)
+    def _joined(self, columns: list[Array], params: Array) -> Array:
+        return np.stack(columns, -1).reshape(*params.shape[:-1], *self.shape)
 
 
 class Gaussian(Distribution):
-    """A vector of independent normal variables; `params` are the means, and then the logarithms of the deviations."""
+    """Independent normal variables; `params` are the means, then the logarithms of the standard deviations."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape, self.num = shape, math.prod(shape)
         self.size = 2 * self.num
 
-    def draw(self, params: Array, random: np.random.Generator) -> Array:
+    def sample(self, params: Array, random: np.random.Generator) -> Array:
         means, deviations = params[..., : self.num], np.exp(params[..., self.num :])
-        drawn = means + deviations * random.standard_normal(means.shape, np.float32)
-        return drawn.reshape(*params.shape[:-1], *self.shape)
+        actions = means + deviations * random.standard_normal(means.shape, np.float32)
+        return actions.reshape(*params.shape[:-1], *self.shape)
 
     def mode(self, params: Array) -> Array:
         return params[..., : self.num].reshape(*params.shape[:-1], *self.shape)
@@ -183,36 +183,36 @@ class Gaussian(Distribution):
         tape = tape_for(params)
         if tape is None:
             return self.log_prob(params, actions), self.entropy(params)
-        numbers, num = params.detach().numpy(), self.num
-        means, logs = numbers[..., :num], numbers[..., num:]
+        values, num = params.detach().numpy(), self.num
+        means, logs = values[..., :num], values[..., num:]
         inverse = np.exp(-logs)
         distance = (actions.numpy().reshape(means.shape) - means) * inverse
-        common = logs.sum(-1)
-        log_prob = -0.5 * (distance * distance).sum(-1) - common
+        log_det = logs.sum(-1)
+        log_prob = -0.5 * (distance * distance).sum(-1) - log_det
         log_prob -= np.float32(0.5 * num * math.log(2 * math.pi))
 
-        def by_log_prob(gradient: Array) -> None:
-            found = np.empty_like(numbers)
-            each = gradient[..., None] * distance
-            np.multiply(each, inverse, out=found[..., :num])
-            np.subtract(each * distance, gradient[..., None], out=found[..., num:])
-            add_gradient(params, found)
+        def log_prob_backward(gradient: Array) -> None:
+            result = np.empty_like(values)
+            scaled = gradient[..., None] * distance
+            np.multiply(scaled, inverse, out=result[..., :num])
+            np.subtract(scaled * distance, gradient[..., None], out=result[..., num:])
+            add_gradient(params, result)
 
-        def by_entropy(gradient: Array) -> None:
-            found = np.zeros_like(numbers)
-            found[..., num:] = gradient[..., None]
-            add_gradient(params, found)
+        def entropy_backward(gradient: Array) -> None:
+            result = np.zeros_like(values)
+            result[..., num:] = gradient[..., None]
+            add_gradient(params, result)
 
-        entropy = common + np.float32(0.5 * num * (1 + math.log(2 * math.pi)))
-        return tape.note(log_prob, by_log_prob), tape.note(entropy, by_entropy)
+        entropy = log_det + np.float32(0.5 * num * (1 + math.log(2 * math.pi)))
+        return tape.record(log_prob, log_prob_backward), tape.record(entropy, entropy_backward)
 
 
 def distribution_for(space: spaces.Space) -> Distribution:
-    """Return the distribution of the actions of a space."""
+    """Return the distribution for an action space."""
     if isinstance(space, spaces.Discrete):
         return Categorical(int(space.n), int(space.start))
     if isinstance(space, spaces.MultiDiscrete):
         return MultiCategorical(space)
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
         return Gaussian(space.shape)
-    raise ConfigError(f"there is no policy for actions of {space}. There is for Discrete, MultiDiscrete, and Box.")
+    raise ConfigError(f"actions of {space} are not supported. Use Discrete, MultiDiscrete, or a Box of floats.")

@@ -1,4 +1,4 @@
-"""A policy as a file that other programs can run: ONNX, or torch's own `.pt2`."""
+"""Export of policies for other programs: ONNX, or torch's `.pt2`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,18 +19,18 @@ from raceway.agents.policy import Policy
 from raceway.errors import ConfigError
 from raceway.rl import empty
 
-Path = tuple[str, ...]
+KeyPath = tuple[str, ...]
 """The keys that lead to a part of an observation."""
 
-_EXAMPLES = 2
-"""Observations in the example: of one, the exporter would think that it is always one."""
+_EXAMPLE_ROWS = 2
+"""Observations in the example batch: from one, the exporter would infer a fixed batch size of one."""
 
 
-class Choosing(nn.Module):
-    """From a batch of observations to the best actions, in torch alone.
+class ExportablePolicy(nn.Module):
+    """A policy as a torch module from a batch of observations to the best actions.
 
-    What goes in are the parts of an observation by name, `obs` if there is only one, and of a recurrent policy what it
-    remembers, as `state_...`. Out come `action`, and what it then remembers as `next_state_...`.
+    Inputs are the parts of the observation by name, `obs` if it is a single array, and for a recurrent policy its state
+    as `state_...`. Outputs are `action` and the next state as `next_state_...`.
     """
 
     def __init__(
@@ -38,12 +38,12 @@ class Choosing(nn.Module):
     ) -> None:
         super().__init__()
         self.policy = policy
-        found = list(_leaves(observation_space))
-        self.paths = {".".join(path) or "obs": path for path, _ in found}
-        self.parts = {".".join(path) or "obs": space for path, space in found}
-        self.remembers = list(policy.initial_state(1))
-        if len({*self.inputs}) < len(found) + len(self.remembers):
-            raise ConfigError(f"the parts of {observation_space} have names that would be the same as inputs")
+        leaves = list(_leaves(observation_space))
+        self.paths = {".".join(path) or "obs": path for path, _ in leaves}
+        self.parts = {".".join(path) or "obs": space for path, space in leaves}
+        self.state_names = list(policy.initial_state(1))
+        if len({*self.inputs}) < len(leaves) + len(self.state_names):
+            raise ConfigError(f"parts of {observation_space} would have the same input name. Rename its keys.")
         self.dtype = torch.from_numpy(np.empty(0, action_space.dtype)).dtype
         self.low: Tensor | None
         self.high: Tensor | None
@@ -53,43 +53,43 @@ class Choosing(nn.Module):
 
     @property
     def inputs(self) -> list[str]:
-        """Names of what goes in."""
-        return [*self.parts, *(f"state_{name}" for name in self.remembers)]
+        """The names of the inputs."""
+        return [*self.parts, *(f"state_{name}" for name in self.state_names)]
 
     @property
     def outputs(self) -> list[str]:
-        """Names of what comes out."""
-        return ["action", *(f"next_state_{name}" for name in self.remembers)]
+        """The names of the outputs."""
+        return ["action", *(f"next_state_{name}" for name in self.state_names)]
 
     def examples(self, num: int) -> dict[str, Tensor]:
-        """Return so many observations, and what is remembered before any."""
-        seen = {name: torch.from_numpy(empty(space, (num,))) for name, space in self.parts.items()}
-        return seen | {f"state_{name}": part for name, part in self.policy.initial_state(num).items()}
+        """Return inputs for `num` observations, with the initial recurrent state."""
+        obs = {name: torch.from_numpy(empty(space, (num,))) for name, space in self.parts.items()}
+        return obs | {f"state_{name}": part for name, part in self.policy.initial_state(num).items()}
 
     def forward(self, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        """Return actions, and what is remembered."""
+        """Return the actions, and the next recurrent state."""
         obs = _nested({path: inputs[name] for name, path in self.paths.items()})
-        params, state = self.policy(obs, {name: inputs[f"state_{name}"] for name in self.remembers})
-        actions = self._best(params)
+        params, state = self.policy(obs, {name: inputs[f"state_{name}"] for name in self.state_names})
+        actions = self._best_actions(params)
         if self.low is not None and self.high is not None:
             actions = torch.minimum(torch.maximum(actions, self.low), self.high)
-        return actions.to(self.dtype), *(state[name] for name in self.remembers)
+        return actions.to(self.dtype), *(state[name] for name in self.state_names)
 
-    def _best(self, params: Tensor) -> Tensor:
-        found = self.policy.distribution
-        if isinstance(found, Categorical):
-            return params.argmax(-1) + found.start
-        if isinstance(found, MultiCategorical):
-            pieces = params.tensor_split(found.edges, -1)
-            chosen = [piece.argmax(-1) + part.start for part, piece in zip(found.parts, pieces, strict=True)]
-            return torch.stack(chosen, -1).reshape(-1, *found.shape)
-        if isinstance(found, Gaussian):
-            return params[..., : found.num].reshape(-1, *found.shape)
-        raise ConfigError(f"a policy with actions of a {type(found).__name__} cannot be exported")
+    def _best_actions(self, params: Tensor) -> Tensor:
+        distribution = self.policy.distribution
+        if isinstance(distribution, Categorical):
+            return params.argmax(-1) + distribution.start
+        if isinstance(distribution, MultiCategorical):
+            pieces = params.tensor_split(distribution.edges, -1)
+            columns = [piece.argmax(-1) + part.start for part, piece in zip(distribution.parts, pieces, strict=True)]
+            return torch.stack(columns, -1).reshape(-1, *distribution.shape)
+        if isinstance(distribution, Gaussian):
+            return params[..., : distribution.num].reshape(-1, *distribution.shape)
+        raise ConfigError(f"a policy with a {type(distribution).__name__} distribution cannot be exported")
 
 
-def _leaves(space: spaces.Space, path: Path = ()) -> Iterator[tuple[Path, spaces.Space]]:
-    """Give every part of a space that is an array, with the keys that lead to it."""
+def _leaves(space: spaces.Space, path: KeyPath = ()) -> Iterator[tuple[KeyPath, spaces.Space]]:
+    """Yield every part of a space that is an array, with the keys that lead to it."""
     if not isinstance(space, (spaces.Dict, spaces.Tuple)):
         yield path, space
         return
@@ -98,88 +98,88 @@ def _leaves(space: spaces.Space, path: Path = ()) -> Iterator[tuple[Path, spaces
         yield from _leaves(part, (*path, str(key)))
 
 
-def _nested(parts: Mapping[Path, Any]) -> Any:
-    """Return parts as the nested mapping that they come from.
+def _nested(parts: Mapping[KeyPath, Any]) -> Any:
+    """Return parts as a nested mapping; the inverse of `_leaves`.
 
     >>> _nested({("a", "b"): 1, ("a", "c"): 2, ("d",): 3}), _nested({(): 4})
     ({'a': {'b': 1, 'c': 2}, 'd': 3}, 4)
     """
-    found: dict[str, Any] = {}
+    tree: dict[str, Any] = {}
     for path, part in parts.items():
         if not path:
             return part
-        into = found
+        branch = tree
         for key in path[:-1]:
-            into = into.setdefault(key, {})
-        into[path[-1]] = part
-    return found
+            branch = branch.setdefault(key, {})
+        branch[path[-1]] = part
+    return tree
 
 
-def export_torch(choosing: Choosing, path: str | File) -> File:
-    """Save what chooses as `.pt2`, for `torch.export.load`, which needs no Raceway."""
-    wanted = _checked(path, ".pt2")
-    program = _program(choosing)
-    with _quietly():
-        torch.export.save(program, wanted)
-    return wanted
+def export_torch(policy: ExportablePolicy, path: str | Path) -> Path:
+    """Save a policy as `.pt2`, for `torch.export.load`, which does not need Raceway."""
+    path = _check_path(path, ".pt2")
+    program = _trace(policy)
+    with _without_exporter_warnings():
+        torch.export.save(program, path)
+    return path
 
 
-def export_onnx(choosing: Choosing, path: str | File) -> File:
-    """Save what chooses as ONNX, weights included."""
-    wanted = _checked(path, ".onnx")
+def export_onnx(policy: ExportablePolicy, path: str | Path) -> Path:
+    """Save a policy as ONNX, weights included."""
+    path = _check_path(path, ".onnx")
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise ConfigError(f"to export ONNX, {error.name} is needed: pip install 'raceway[onnx]'") from error
-    traced = _program(choosing)
+        raise ConfigError(f"the export to ONNX needs {error.name}: pip install 'raceway[onnx]'") from error
+    traced = _trace(policy)
     try:
-        with _quietly():
+        with _without_exporter_warnings():
             program = torch.onnx.export(
-                traced, dynamo=True, verbose=False, input_names=choosing.inputs, output_names=choosing.outputs
+                traced, dynamo=True, verbose=False, input_names=policy.inputs, output_names=policy.outputs
             )
     except torch.onnx.errors.OnnxExporterError as error:
         raise ConfigError(f"ONNX cannot express this network: {error}") from error
     assert program is not None
-    program.save(str(wanted), external_data=False)  # the weights are in the file
-    return wanted
+    program.save(str(path), external_data=False)  # the weights are in the file
+    return path
 
 
-def _program(choosing: Choosing) -> Any:
-    """Return the graph of what chooses, for any number of observations."""
-    examples = choosing.examples(_EXAMPLES)
+def _trace(policy: ExportablePolicy) -> Any:
+    """Return the graph of a policy, for any batch size."""
+    examples = policy.examples(_EXAMPLE_ROWS)
     batch = torch.export.Dim.DYNAMIC
-    before = choosing.training
+    before = policy.training
     try:
-        with _quietly(), torch.enable_grad():  # without gradients, layers go by numpy, which leaves no graph
+        with _without_exporter_warnings(), torch.enable_grad():  # without gradients, layers run in numpy, untraced
             return torch.export.export(
-                choosing.eval(), (examples,), dynamic_shapes=({name: {0: batch} for name in examples},)
+                policy.eval(), (examples,), dynamic_shapes=({name: {0: batch} for name in examples},)
             )
     except (RuntimeError, torch._dynamo.exc.TorchDynamoException) as error:
         raise ConfigError(f"torch cannot export this network: {error}") from error
     finally:
-        choosing.train(before)
+        policy.train(before)
 
 
-def _checked(path: str | File, suffix: str) -> File:
-    wanted = File(path)
-    if wanted.suffix != suffix:
-        raise ConfigError(f"the file must end in {suffix}: {str(path)!r}")
-    if not wanted.parent.is_dir():
-        raise ConfigError(f"there is no folder {wanted.parent} for {wanted.name}")
-    return wanted
+def _check_path(path: str | Path, suffix: str) -> Path:
+    path = Path(path)
+    if path.suffix != suffix:
+        raise ConfigError(f"the file name must end in {suffix}: {str(path)!r}")
+    if not path.parent.is_dir():
+        raise ConfigError(f"there is no directory {path.parent} for {path.name}")
+    return path
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """Leave out what torch's exporter says to its own authors: what it will do otherwise one day, and what it skips."""
-    skips = logging.getLogger("torch.onnx._internal.exporter._registration")  # operators of torchvision
-    before = skips.level
-    skips.setLevel(logging.ERROR)
+def _without_exporter_warnings() -> Iterator[None]:
+    """Suppress warnings of torch's exporter about its own deprecations and the operators it skips."""
+    registration_log = logging.getLogger("torch.onnx._internal.exporter._registration")  # operators of torchvision
+    before = registration_log.level
+    registration_log.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             for kind in (FutureWarning, DeprecationWarning):
                 warnings.filterwarnings("ignore", category=kind, module=r"(torch|onnxscript|onnx_ir|copyreg)(\..*)?$")
             yield
     finally:
-        skips.setLevel(before)
+        registration_log.setLevel(before)

@@ -1,4 +1,4 @@
-"""A policy in use: observations as environments give them go in, actions as environments take them come out."""
+"""A policy for use outside training: it takes observations and returns actions in the form of the environment."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from raceway.agents.networks import State
 from raceway.agents.policy import Policy
 from raceway.errors import ConfigError
 from raceway.rl import empty, tree_map
+from raceway.rl.spaces import Tree
 
 Array = np.ndarray
-Tree = Any
 
 
 class ActingPolicy:
-    """A policy and its spaces. One with a memory remembers from call to call, until `reset`.
+    """A policy with its spaces. A recurrent policy keeps its state from call to call, until `reset`.
 
     Args:
-        policy: what chooses.
-        observation_space: of what it is shown; with the mask, if there is one.
-        action_space: of what it chooses.
-        clip_actions: whether actions of a Box are kept within its bounds.
+        policy: the policy.
+        observation_space: the observation space, with the action mask if there is one.
+        action_space: the action space.
+        clip_actions: whether actions of a Box are clipped to its bounds.
     """
 
     def __init__(
@@ -43,179 +43,185 @@ class ActingPolicy:
         self._random: np.random.Generator | None = None
 
     def act(self, obs: Any, deterministic: bool = True, *, action_mask: Any = None, seed: int | None = None) -> Any:
-        """Choose an action for one observation, or one for each of a batch.
+        """Return an action for one observation, or one for each of a batch.
 
         Args:
-            obs: an observation of `observation_space`; or many of them behind one another, of a Dict in each part.
-            deterministic: choose the most likely action, or that of the highest value; else draw one.
-            action_mask: the actions that are allowed, where the observation does not have them as `action_mask`.
-            seed: begin the random numbers for drawing anew with it. Those of later calls follow.
+            obs: an observation of `observation_space`, or a batch of them; of a Dict space, each part is a batch.
+            deterministic: return the most likely action, or that of the highest Q-value; else sample one.
+            action_mask: the mask of allowed actions, if the observation has none as `action_mask`.
+            seed: reseed the generator for sampling. Later calls continue from it.
 
         Returns:
-            An action of `action_space`: of a Discrete one a whole number; or an array of them, for a batch.
+            An action of `action_space`, a plain int for a Discrete space; or an array of actions, for a batch.
         """
-        obs, beside = self._with_mask(obs, action_mask)
-        rows, num = batch_of(self.observation_space, obs)
+        obs, mask = self._merge_mask(obs, action_mask)
+        rows, num = batch_observations(self.observation_space, obs)
         single, num = num is None, num or 0
-        state = self._remembered(1 if single else num)
+        state = self._current_state(1 if single else num)
         if self.policy.has_mask:
             _check_mask(rows["action_mask"])
         with torch.no_grad():
             params, state = self.policy(tree_map(torch.from_numpy, rows), state)
-            if beside is not None:
-                params = self.policy.distribution.masked(params, self._beside(beside, tuple(params.shape), single))
-        self._state, numbers = state, params.detach().numpy()  # a view of a parameter has a gradient even so
+            if mask is not None:
+                params = self.policy.distribution.apply_mask(params, self._mask_rows(mask, tuple(params.shape), single))
+        self._state, arrays = state, params.detach().numpy()  # detached: a view of a parameter requires a gradient
         if seed is not None or self._random is None:
             self._random = np.random.default_rng(seed)
         if deterministic:
-            actions = self.policy.distribution.mode(numbers)
+            actions = self.policy.distribution.mode(arrays)
         else:
-            actions = drawing(self.policy, len(numbers)).draw(numbers, self._random)
-        actions = self._bounded(actions)
+            actions = sampling_distribution(self.policy, len(arrays)).sample(arrays, self._random)
+        actions = self._to_action_space(actions)
         if not single:
             return actions
         return int(actions[0]) if isinstance(self.action_space, spaces.Discrete) else actions[0]
 
     def reset(self, slots: Iterable[int] | None = None) -> None:
-        """Begin new episodes: with nothing remembered, or of a batch only in these of its rows."""
+        """Reset the recurrent state for new episodes; of a batch, only in these rows if given."""
         if slots is None or self._state is None:
             self._state = None
             return
-        chosen, num = list(slots), next((len(part) for part in self._state.values()), None)
-        if num is not None and any(not 0 <= slot < num for slot in chosen):
-            raise ConfigError(f"reset was told the rows {chosen}, and the policy remembers {num}: 0 to {num - 1}")
-        fresh = self.policy.initial_state(len(chosen))
+        rows, num = list(slots), next((len(part) for part in self._state.values()), None)
+        if num is not None and any(not 0 <= row < num for row in rows):
+            raise ConfigError(
+                f"reset was called with rows {rows}, but the policy has the states of rows 0 to {num - 1}"
+            )
+        fresh = self.policy.initial_state(len(rows))
         for name, part in self._state.items():
-            self._state[name] = part.index_copy(0, torch.tensor(chosen, dtype=torch.long), fresh[name])
+            self._state[name] = part.index_copy(0, torch.tensor(rows, dtype=torch.long), fresh[name])
 
-    def _remembered(self, num: int) -> State:
-        """Return what it remembers of so many episodes."""
+    def _current_state(self, num: int) -> State:
+        """Return the recurrent state of `num` episodes."""
         if self._state is None:
             return self.policy.initial_state(num)
         for part in self._state.values():
             if len(part) != num:
                 raise ConfigError(
-                    f"the policy remembers {len(part)} episodes and was given {num} observations. Give as many as "
-                    "before, or call reset() first."
+                    f"the policy has the recurrent state of {len(part)} episodes, but got {num} observations. Pass as "
+                    "many as before, or call reset() first."
                 )
         return self._state
 
-    def _with_mask(self, obs: Any, mask: Any) -> tuple[Any, Any]:
-        """Return observations with the mask where the policy expects it, and the mask if that is nowhere."""
+    def _merge_mask(self, obs: Any, mask: Any) -> tuple[Any, Any]:
+        """Return observations with the mask inside, if the policy expects it there; else the mask separately."""
         if mask is None or not self.policy.has_mask:
             return obs, mask
         if isinstance(obs, Mapping):
             if "action_mask" in obs:
-                raise ConfigError("there is an action_mask in the observation already: give one of the two")
+                raise ConfigError("the observation already has an action_mask. Pass only one of the two.")
             return {**obs, "action_mask": mask}, None
-        return ({"observation": obs, "action_mask": mask} if self.policy.unwraps else obs), None
+        return ({"observation": obs, "action_mask": mask} if self.policy.unwraps_obs else obs), None
 
-    def _beside(self, mask: Any, shape: tuple[int, ...], single: bool) -> torch.Tensor:
-        """Return a mask for what the network gave."""
-        given = np.asarray(mask)
-        wanted = shape[1:] if single else shape
-        if given.shape != wanted:
-            raise ConfigError(f"the action_mask has shape {given.shape}; wanted is {wanted}")
-        _check_mask(given)
-        return torch.from_numpy(given.reshape(shape) != 0)
+    def _mask_rows(self, mask: Any, shape: tuple[int, ...], single: bool) -> torch.Tensor:
+        """Return a mask in the shape of the network outputs."""
+        array = np.asarray(mask)
+        expected = shape[1:] if single else shape
+        if array.shape != expected:
+            raise ConfigError(f"the action_mask has shape {array.shape}; expected {expected}")
+        _check_mask(array)
+        return torch.from_numpy(array.reshape(shape) != 0)
 
-    def _bounded(self, actions: Array) -> Array:
-        """Return actions of the space's own type, within its bounds if that is wanted."""
+    def _to_action_space(self, actions: Array) -> Array:
+        """Return actions with the dtype of the space, clipped to its bounds if `clip_actions` is set."""
         space = self.action_space
         if self.clip_actions and isinstance(space, spaces.Box):
             actions = np.clip(actions, space.low, space.high)
         return actions.astype(space.dtype, copy=False)
 
 
-def drawing(policy: Policy, num: int) -> Distribution:
-    """Return what draws for so many rows, where a policy's own is made for as many as it was trained with.
+def sampling_distribution(policy: Policy, num: int) -> Distribution:
+    """Return a distribution that samples `num` rows; an ε-greedy policy's own is for its number of slots in training.
 
-    Each row strays with the ε of the slot of its number, and from the first again where there are more rows.
+    Row i has the ε of slot i; with more rows than slots, the ε of the slots are repeated.
     """
     own = policy.distribution
     if not isinstance(own, EpsilonGreedy):
         return own
-    made = EpsilonGreedy(own.size, own.start, num)
-    made.epsilon[:] = np.resize(policy.epsilon.detach().cpu().numpy(), num)  # type: ignore[operator]
-    return made
+    distribution = EpsilonGreedy(own.size, own.start, num)
+    distribution.epsilon[:] = np.resize(policy.epsilon.detach().cpu().numpy(), num)  # type: ignore[operator]
+    return distribution
 
 
-def batch_of(space: spaces.Space, obs: Any) -> tuple[Tree, int | None]:
-    """Return observations as networks take them, a batch, and how many they were: None if it was one by itself.
+def batch_observations(space: spaces.Space, obs: Any) -> tuple[Tree, int | None]:
+    """Return observations as a batch of arrays, and their number: None for a single observation.
 
-    >>> batch_of(spaces.Box(-1, 1, (2,)), [0.5, 1])
+    >>> batch_observations(spaces.Box(-1, 1, (2,)), [0.5, 1])
     (array([[0.5, 1. ]], dtype=float32), None)
-    >>> batch_of(spaces.Discrete(5), np.array([1, 4]))
+    >>> batch_observations(spaces.Discrete(5), np.array([1, 4]))
     (array([1, 4]), 2)
     """
-    found: dict[str, int | None] = {}
-    tree = _read(space, obs, "", found)
-    numbers = set(found.values())
-    if len(numbers) > 1:
-        shown = ", ".join(f"{where}: {'one' if num is None else f'a batch of {num}'}" for where, num in found.items())
-        raise ConfigError(f"the parts of the observation do not fit together ({shown})")
-    num = next(iter(numbers), None)
+    sizes: dict[str, int | None] = {}
+    tree = _read(space, obs, "", sizes)
+    different = set(sizes.values())
+    if len(different) > 1:
+        parts = ", ".join(f"{path}: {'one' if num is None else f'a batch of {num}'}" for path, num in sizes.items())
+        raise ConfigError(f"the parts of the observation do not fit together ({parts})")
+    num = next(iter(different), None)
     return (tree_map(lambda part: part[None], tree) if num is None else tree), num
 
 
-def _read(space: spaces.Space, obs: Any, where: str, found: dict[str, int | None]) -> Tree:
-    """Return the arrays of an observation, having noted how many each part has."""
+def _read(space: spaces.Space, obs: Any, path: str, sizes: dict[str, int | None]) -> Tree:
+    """Return the arrays of an observation, and add the batch size of each part to `sizes`."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         parts = dict(space.spaces) if isinstance(space, spaces.Dict) else dict(enumerate(space.spaces))
         inner = {str(key): part for key, part in parts.items()}
-        given = {str(key): part for key, part in _items(obs, where, list(inner))}
-        if given.keys() != inner.keys():
-            raise ConfigError(f"{_place(where)} has the parts {list(given)}; wanted are {list(inner)}")
-        return {key: _read(part, given[key], f"{where}.{key}" if where else key, found) for key, part in inner.items()}
-    array = _numbers(space, obs, where)
+        values = {str(key): part for key, part in _items(obs, path, list(inner))}
+        if values.keys() != inner.keys():
+            raise ConfigError(f"{_describe(path)} has the parts {list(values)}; expected {list(inner)}")
+        return {key: _read(part, values[key], f"{path}.{key}" if path else key, sizes) for key, part in inner.items()}
+    array = _to_array(space, obs, path)
     shape = space.shape or ()
     if array.shape == shape:
-        found[where] = None
+        sizes[path] = None
     elif array.ndim and array.shape[1:] == shape:
-        found[where] = len(array)
+        sizes[path] = len(array)
     else:
-        many = f"(N, {', '.join(map(str, shape))})" if shape else "(N,)"
-        raise ConfigError(f"{_place(where)} has shape {array.shape}; wanted is {shape} for one, or {many} for a batch")
-    _check_values(space, array, where)
+        batch = f"(N, {', '.join(map(str, shape))})" if shape else "(N,)"
+        raise ConfigError(
+            f"{_describe(path)} has shape {array.shape}; expected {shape} for one, or {batch} for a batch"
+        )
+    _check_values(space, array, path)
     return array
 
 
-def _items(obs: Any, where: str, wanted: list[str]) -> Iterable[tuple[Any, Any]]:
+def _items(obs: Any, path: str, expected: list[str]) -> Iterable[tuple[Any, Any]]:
     if isinstance(obs, Mapping):
         return obs.items()
     if isinstance(obs, tuple):
         return enumerate(obs)
-    raise ConfigError(f"{_place(where)} is a {type(obs).__name__}; wanted is a mapping or tuple of the parts {wanted}")
+    raise ConfigError(
+        f"{_describe(path)} is a {type(obs).__name__}; expected a mapping or tuple of the parts {expected}"
+    )
 
 
-def _numbers(space: spaces.Space, obs: Any, where: str) -> Array:
-    """Return one part of an observation, of the type that networks take."""
+def _to_array(space: spaces.Space, obs: Any, path: str) -> Array:
+    """Return one part of an observation as an array, in the dtype that networks take."""
     if isinstance(obs, Mapping):
-        raise ConfigError(f"{_place(where)} is a mapping of {list(obs)}; wanted is an array of {space}")
+        raise ConfigError(f"{_describe(path)} is a mapping of {list(obs)}; expected an array of {space}")
     try:
         array = np.asarray(obs)
     except ValueError as error:
-        raise ConfigError(f"{_place(where)} is no array: {error}") from error
-    wanted = empty(space, ()).dtype
-    takes = {"f": "fiub", "i": "iub", "u": "iub", "b": "b"}[wanted.kind]
-    fits = array.dtype.kind in takes
-    if fits and wanted.kind in "iu" and array.size:
-        limits = np.iinfo(wanted)
+        raise ConfigError(f"{_describe(path)} is not an array: {error}") from error
+    dtype = empty(space, ()).dtype
+    accepted = {"f": "fiub", "i": "iub", "u": "iub", "b": "b"}[dtype.kind]
+    fits = array.dtype.kind in accepted
+    if fits and dtype.kind in "iu" and array.size:
+        limits = np.iinfo(dtype)
         fits = bool(limits.min <= array.min() and array.max() <= limits.max)
     if not fits:
-        raise ConfigError(f"{_place(where)} is of type {array.dtype}; wanted is {wanted} of {space}")
-    # Always a copy: torch shares the memory, and does not know what is read-only.
-    return np.array(array, wanted)
+        raise ConfigError(f"{_describe(path)} is of type {array.dtype}; expected {dtype} of {space}")
+    # Always a copy: torch shares the memory, and ignores that an array is read-only.
+    return np.array(array, dtype)
 
 
-def _check_values(space: spaces.Space, array: Array, where: str) -> None:
-    """Refuse what no network can use."""
+def _check_values(space: spaces.Space, array: Array, path: str) -> None:
+    """Raise ConfigError for values that are not finite or outside the space."""
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise ConfigError(f"{_place(where)} has numbers that are not finite: {array.ravel()[:8].tolist()}")
+        raise ConfigError(f"{_describe(path)} has numbers that are not finite: {array.ravel()[:8].tolist()}")
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
         count = space.n if isinstance(space, spaces.Discrete) else space.nvec
         if ((array < space.start) | (array >= space.start + count)).any():
-            raise ConfigError(f"{_place(where)} has choices that are not of {space}: {array.ravel()[:8].tolist()}")
+            raise ConfigError(f"{_describe(path)} has values outside of {space}: {array.ravel()[:8].tolist()}")
 
 
 def _check_mask(mask: Array) -> None:
@@ -223,5 +229,5 @@ def _check_mask(mask: Array) -> None:
         raise ConfigError("the action_mask allows no action at all")
 
 
-def _place(where: str) -> str:
-    return f"part {where!r} of the observation" if where else "the observation"
+def _describe(path: str) -> str:
+    return f"part {path!r} of the observation" if path else "the observation"

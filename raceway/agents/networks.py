@@ -1,4 +1,4 @@
-"""Networks from spaces: an encoder for whatever is observed, layers, and as many outputs as the actions need."""
+"""Networks for spaces: an encoder for the observations, layers, and a head for the actions."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from raceway.checks import check_choice
 from raceway.errors import ConfigError
 
 State = dict[str, Tensor]
-"""What a recurrent network remembers, one row an environment. A feed-forward one's is empty."""
+"""The state of a recurrent network, one row for each environment. It is empty for a feed-forward network."""
 
 
 class Normaliser(nn.Module):
-    """Shifts and scales vectors to a mean of 0 and a deviation of 1, by what it was shown of them.
+    """Normalise vectors to a mean of 0 and a deviation of 1, by the running statistics of observed vectors.
 
-    What it knows is in buffers, so it travels with the weights and is saved with them.
+    The statistics are buffers, so they are sent and saved with the weights.
     """
 
     limit = 10.0
-    """How far from 0 a number can be afterwards."""
+    """Outputs are clipped to ± this."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -45,34 +45,34 @@ class Normaliser(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.device.type != "cpu" or x.requires_grad or torch.compiler.is_compiling():
             return ((x - self.mean) / self.deviation).clamp(-self.limit, self.limit)
-        # In numpy, where four operations on a small minibatch take a quarter of the time.
-        found = x.numpy() - self.mean.numpy()
-        found /= np.sqrt(self.var.numpy() + np.float32(1e-8))
-        np.maximum(found, -self.limit, out=found)
-        np.minimum(found, self.limit, out=found)
-        return torch.from_numpy(found)
+        # In numpy: these four operations on a small minibatch take a quarter of the time.
+        result = x.numpy() - self.mean.numpy()
+        result /= np.sqrt(self.var.numpy() + np.float32(1e-8))
+        np.maximum(result, -self.limit, out=result)
+        np.minimum(result, self.limit, out=result)
+        return torch.from_numpy(result)
 
     @property
     def deviation(self) -> Tensor:
-        """What it divides by."""
+        """The standard deviation, by which vectors are divided."""
         return (self.var + 1e-8).sqrt()
 
     def observe(self, rows: Tensor) -> None:
-        """Take in rows of vectors, [N, size]: Chan et al. 1979, the mean and variance of two sets together."""
+        """Update the statistics with vectors, [N, size]: mean and variance of two combined sets, Chan et al. 1979."""
         rows = rows.double()
         num, before = len(rows), float(self.count)
         if num == 0:
             return
         mean, var, total = rows.mean(0), rows.var(0, correction=0), before + num
-        apart = mean - self.mean
-        spread = before * self.var.double() + num * var + apart**2 * (before * num / total)
-        self.mean += (apart * (num / total)).to(self.mean.dtype)
-        self.var.copy_(spread / total)
+        delta = mean - self.mean
+        squares = before * self.var.double() + num * var + delta**2 * (before * num / total)
+        self.mean += (delta * (num / total)).to(self.mean.dtype)
+        self.var.copy_(squares / total)
         self.count.fill_(total)
 
 
 class Encoder(nn.Module):
-    """Turns observations of any space into vectors. `size` is their length."""
+    """Encode observations of any space as vectors of length `size`."""
 
     size: int
 
@@ -81,7 +81,7 @@ class Encoder(nn.Module):
         self.kind = "flat"
         self.num_dims = len(space.shape or ())
         self.names: list[str] = []
-        self.parts = nn.ModuleList()  # a ModuleDict takes no key such as `items`
+        self.parts = nn.ModuleList()  # not a ModuleDict, which refuses keys such as `items`
         if isinstance(space, (spaces.Dict, spaces.Tuple)):
             self.kind = "parts"
             inner = space.spaces if isinstance(space, spaces.Dict) else dict(enumerate(space.spaces))
@@ -90,12 +90,12 @@ class Encoder(nn.Module):
             self.parts.extend(encoders)
             self.size = sum(part.size for part in encoders)
         elif isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
-            self.kind = "choices"
+            self.kind = "discrete"
             self.counts = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec).tolist()
             self.starts = np.ravel(space.start).tolist()
             self.size = sum(self.counts)
         elif is_image(space):
-            self.kind, self.images = "image", Images(space)
+            self.kind, self.images = "image", ImageEncoder(space)
             self.size = self.images.size
         else:
             self.size = math.prod(space.shape or ())
@@ -110,41 +110,44 @@ class Encoder(nn.Module):
         if self.kind == "flat":
             flat = flat if flat.dtype == torch.float32 else flat.float()
             return flat if self.normaliser is None else self.normaliser(flat)
-        chosen = zip(flat.unbind(-1), self.starts, self.counts, strict=True)
-        return torch.cat([one_hot((column - start).long(), count) for column, start, count in chosen], -1).float()
+        columns = zip(flat.unbind(-1), self.starts, self.counts, strict=True)
+        return torch.cat([one_hot((column - start).long(), count) for column, start, count in columns], -1).float()
 
     def flat(self, obs: Tensor) -> Tensor:
-        """Return observations as vectors."""
+        """Return flattened observations, [..., size]."""
         return obs if self.num_dims == 1 else obs.flatten(-self.num_dims) if self.num_dims else obs.unsqueeze(-1)
 
 
 def is_image(space: spaces.Space) -> bool:
-    """Whether observations are pictures: three dimensions of bytes, large enough for convolutions."""
+    """Whether observations are images: three dimensions of bytes."""
     return isinstance(space, spaces.Box) and len(space.shape) == 3 and space.dtype == np.uint8
 
 
-class Images(nn.Module):
-    """The convolutions of Mnih et al. 2015. Channels may come first or last: whichever is smaller."""
+class ImageEncoder(nn.Module):
+    """The convolutions of Mnih et al. 2015. Channels are first or last, whichever dimension is smaller."""
 
     def __init__(self, space: spaces.Space) -> None:
         super().__init__()
         shape = space.shape or ()
-        self.last = shape[2] < shape[0]
-        channels, height, width = (shape[2], *shape[:2]) if self.last else shape
+        self.channels_last = shape[2] < shape[0]
+        channels, height, width = (shape[2], *shape[:2]) if self.channels_last else shape
         if min(height, width) < 36:
-            raise ConfigError(f"pictures of {height} x {width} are too small for the usual convolutions (36 x 36)")
+            raise ConfigError(
+                f"images of {height} x {width} are too small for the convolutions, which need at least 36 x 36. "
+                "Resize them, or use your own network."
+            )
         convolutions = [nn.Conv2d(channels, 32, 8, 4), nn.Conv2d(32, 64, 4, 2), nn.Conv2d(64, 64, 3, 1)]
-        self.layers = nn.Sequential(*(layer for one in convolutions for layer in (one, nn.ReLU())))
+        self.layers = nn.Sequential(*(layer for convolution in convolutions for layer in (convolution, nn.ReLU())))
         with torch.no_grad():
             self.size = self.layers(torch.zeros(1, channels, height, width)).numel()
 
     def forward(self, obs: Tensor) -> Tensor:
-        pictures = obs.reshape(-1, *obs.shape[-3:]).float() / 255
-        pictures = pictures.movedim(-1, -3) if self.last else pictures
-        return self.layers(pictures).reshape(*obs.shape[:-3], -1)
+        images = obs.reshape(-1, *obs.shape[-3:]).float() / 255
+        images = images.movedim(-1, -3) if self.channels_last else images
+        return self.layers(images).reshape(*obs.shape[:-3], -1)
 
 
-class Head(nn.Linear):
+class ActionHead(nn.Linear):
     """The last layer. For a Gaussian it adds the logarithms of the deviations, the same for every observation."""
 
     def __init__(self, inputs: int, action_space: spaces.Space, log_std: float = 0.0) -> None:
@@ -154,28 +157,28 @@ class Head(nn.Linear):
         self.log_std = nn.Parameter(torch.full((self.out_features,), log_std)) if gaussian else None
 
     def forward(self, features: Tensor) -> Tensor:
-        return self.completed(super().forward(features))
+        return self.add_log_std(super().forward(features))
 
-    def completed(self, given: Tensor) -> Tensor:
-        """Return what a linear layer gave, with the deviations."""
-        return given if self.log_std is None else with_deviations(given, self.log_std)
+    def add_log_std(self, output: Tensor) -> Tensor:
+        """Return the output of the linear layer, with the logarithms of the deviations if there are any."""
+        return output if self.log_std is None else append_log_std(output, self.log_std)
 
 
-def with_deviations(means: Tensor, log_std: Tensor) -> Tensor:
-    """Return means, and behind them the logarithms of deviations that are the same for all."""
+def append_log_std(means: Tensor, log_std: Tensor) -> Tensor:
+    """Return means with the logarithms of deviations, the same for all rows, appended, [..., 2 · num]."""
     tape = tape_for(means)
     if tape is None:
         return torch.cat([means, log_std.expand_as(means)], -1)
     num = means.shape[-1]
-    found = np.empty((*means.shape[:-1], 2 * num), np.float32)
-    found[..., :num] = means.detach().numpy()
-    found[..., num:] = log_std.detach().numpy()
+    params = np.empty((*means.shape[:-1], 2 * num), np.float32)
+    params[..., :num] = means.detach().numpy()
+    params[..., num:] = log_std.detach().numpy()
 
-    def back(gradient: np.ndarray) -> None:
+    def backward(gradient: np.ndarray) -> None:
         add_gradient(means, gradient[..., :num])
         add_gradient(log_std, gradient[..., num:].reshape(-1, num).sum(0))
 
-    return tape.note(found, back)
+    return tape.record(params, backward)
 
 
 def mlp(
@@ -187,7 +190,7 @@ def mlp(
 ) -> Layers:
     """Return a feed-forward network: an encoder, hidden layers, and a head for the actions."""
     layers, size = _layers(encoder or Encoder(observation_space), hidden, activation)
-    return Layers(*layers, Head(size, action_space))
+    return Layers(*layers, ActionHead(size, action_space))
 
 
 def _layers(encoder: Encoder, hidden: Sequence[int], activation: type[nn.Module]) -> tuple[list[nn.Module], int]:
@@ -207,28 +210,27 @@ def actor_critic(
     activation: str | None = None,
     shared: bool = False,
 ) -> tuple[Layers, nn.Module]:
-    """Return a network that acts and one that values: two of them, or if layers are shared one with two heads.
+    """Return an actor and a critic: two networks or, with `shared` or image observations, one with two heads.
 
-    For pictures they always are.
-    Of two, the second is a whole network; of one, it goes on from what the first has before its head. Weights are
-    orthogonal, and the policy's last ones small, as Andrychowicz et al. 2020 (https://arxiv.org/abs/2006.05990) advise.
+    A shared critic is a single linear layer on the features of the actor. Weights are initialised orthogonally, those
+    of the actor's head small, as Andrychowicz et al. 2020 (https://arxiv.org/abs/2006.05990) recommend.
     """
     encoder = Encoder(observation_space, normalise)
-    pictures = encoder.kind != "flat" and any(isinstance(part, Images) for part in encoder.modules())
-    between = ACTIVATIONS[activation or ("relu" if pictures else "tanh")]
-    acting = mlp(observation_space, action_space, hidden, between, encoder)
-    if pictures or shared:
-        valuing: nn.Module = nn.Linear(acting[-1].in_features, 1)  # type: ignore[arg-type]
+    has_images = encoder.kind != "flat" and any(isinstance(part, ImageEncoder) for part in encoder.modules())
+    activation_type = ACTIVATIONS[activation or ("relu" if has_images else "tanh")]
+    actor = mlp(observation_space, action_space, hidden, activation_type, encoder)
+    if has_images or shared:
+        critic: nn.Module = nn.Linear(actor[-1].in_features, 1)  # type: ignore[arg-type]
     else:
-        layers, size = _layers(encoder, hidden, between)
-        valuing = Layers(*layers, nn.Linear(size, 1))
-    for layer in [*acting.modules(), *valuing.modules()]:
+        layers, size = _layers(encoder, hidden, activation_type)
+        critic = Layers(*layers, nn.Linear(size, 1))
+    for layer in [*actor.modules(), *critic.modules()]:
         if isinstance(layer, (nn.Linear, nn.Conv2d)):
-            last = layer is acting[-1] or (layer.out_features == 1 if isinstance(layer, nn.Linear) else False)
-            gain = (0.01 if layer is acting[-1] else 1.0) if last else math.sqrt(2)
+            is_head = layer is actor[-1] or (layer.out_features == 1 if isinstance(layer, nn.Linear) else False)
+            gain = (0.01 if layer is actor[-1] else 1.0) if is_head else math.sqrt(2)
             nn.init.orthogonal_(layer.weight, gain)
             nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
-    return acting, valuing
+    return actor, critic
 
 
 class LSTM(nn.Module):
@@ -239,10 +241,10 @@ class LSTM(nn.Module):
         width = hidden[-1] if hidden else 128
         self.encoder = Encoder(observation_space)
         self.cell = nn.LSTMCell(self.encoder.size, width)
-        self.head = Head(width, action_space)
+        self.head = ActionHead(width, action_space)
 
     def initial_state(self, num: int) -> State:
-        """Return what it remembers at the start of an episode: nothing."""
+        """Return the state at the start of `num` episodes: zeros."""
         return {name: torch.zeros(num, self.cell.hidden_size) for name in ("hidden", "cell")}
 
     def forward(self, obs: Any, state: State) -> tuple[Tensor, State]:
@@ -257,37 +259,37 @@ NETWORKS: dict[str, Any] = {"mlp": mlp, "lstm": LSTM}
 def network_for(
     observation_space: spaces.Space, action_space: spaces.Space, network: Any, hidden: Sequence[int]
 ) -> nn.Module:
-    """Return a network: one of `NETWORKS`, or what a user's `function(observation_space, action_space)` returns."""
+    """Make a network: one of `NETWORKS`, or by a user's `function(observation_space, action_space)`."""
     if isinstance(network, str):
         return NETWORKS[check_choice("network", network, NETWORKS)](observation_space, action_space, tuple(hidden))
-    return _module(network(observation_space, action_space), network)
+    return _check_module(network(observation_space, action_space), network)
 
 
-def pair_for(
+def custom_actor_critic(
     observation_space: spaces.Space, action_space: spaces.Space, network: Any, critic: nn.Module
 ) -> tuple[nn.Module, nn.Module]:
-    """Return what a user's function returns: a network that acts, and one that values or else the critic."""
-    made = network(observation_space, action_space)
-    acting, valuing = made if isinstance(made, tuple) and len(made) == 2 else (made, critic)
-    if type(valuing) is nn.Linear:
-        valuing = nn.Sequential(valuing)  # a linear layer alone would be taken for a second head
-    return _module(acting, network), _module(valuing, network)
+    """Make an actor and a critic by a user's function. If it returns an actor alone, keep this critic."""
+    result = network(observation_space, action_space)
+    actor, critic = result if isinstance(result, tuple) and len(result) == 2 else (result, critic)
+    if type(critic) is nn.Linear:
+        critic = nn.Sequential(critic)  # a bare linear layer would be taken for a second head
+    return _check_module(actor, network), _check_module(critic, network)
 
 
-def _module(made: Any, network: Any) -> nn.Module:
-    if not isinstance(made, nn.Module):
-        raise ConfigError(f"the network function {network!r} returned {made!r}, which is no torch.nn.Module")
-    return made
+def _check_module(result: Any, network: Any) -> nn.Module:
+    if not isinstance(result, nn.Module):
+        raise ConfigError(f"the network function {network!r} returned {result!r}, which is not a torch.nn.Module")
+    return result
 
 
-def imported(network: Any) -> Any:
-    """Return a network's function, found by `module:function`; anything else stays as it is."""
+def import_network(network: Any) -> Any:
+    """Import a network function given as `module:function`; return anything else unchanged."""
     if not isinstance(network, str) or ":" not in network:
         return network
     module, _, name = network.partition(":")
     if "" not in sys.path:
-        sys.path.insert(0, "")  # a module beside the user, as `python -m` would find it
+        sys.path.insert(0, "")  # the working directory, as `python -m` has it
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"network {network!r} cannot be found: {error}. Give module:function.") from error
+        raise ConfigError(f"network {network!r} cannot be imported: {error}. Use module:function.") from error

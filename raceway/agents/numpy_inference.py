@@ -1,7 +1,7 @@
-"""Plain networks in numpy, for playing.
+"""Inference of plain networks in numpy, for rollouts.
 
-Between two steps of an environment torch's dispatch is out of the caches: measured there, a 64-64 network takes 114 µs
-for ten observations in torch and 36 µs in numpy. For the same reason noise is drawn for many steps at once.
+Between two environment steps torch's dispatch code drops out of the caches: measured there, a 64-64 network takes
+114 µs for ten observations in torch and 36 µs in numpy. For the same reason noise is sampled for many steps at once.
 """
 
 from __future__ import annotations
@@ -13,74 +13,74 @@ import numpy as np
 from torch import nn
 
 from raceway.agents.distributions import Categorical, Distribution, EpsilonGreedy, Gaussian
-from raceway.agents.networks import Encoder, Head
+from raceway.agents.networks import ActionHead, Encoder
 from raceway.autograd.layers import Layers
 
 Array = np.ndarray
 Activation = Callable[[Array], Any]
-Step = tuple[Array, Array, Array, Activation | None]
-"""The weights, what they are multiplied with, where the product goes, and what is done to it."""
+LayerStep = tuple[Array, Array, Array, Activation | None]
+"""The weights of a layer, its input buffer, its output buffer, and its activation."""
 
 _ZERO = np.float32(0)
 _ACTIVATIONS: dict[type[nn.Module], Activation] = {
     nn.ReLU: lambda x: np.maximum(x, _ZERO, out=x),
     nn.Tanh: lambda x: np.tanh(x, out=x),
 }
-_BLOCK = 2048  # rows of noise drawn at once
+_NOISE_ROWS = 2048  # rows of noise sampled at once
 
 
 class NumpyActor:
-    """Chooses actions as a policy does, with the weights that it has now, until it is thrown away.
+    """Acts like a policy, with the weights that the policy had when the actor was made.
 
     Observations are columns here, with a row of ones below them, so that a layer's bias is a column of its weights and
-    the product lies in place for the next layer: half the calls, and nothing is allocated.
+    the product is in place for the next layer: half the calls, and nothing is allocated.
     """
 
     def __init__(self, network: Any, distribution: Categorical | Gaussian, random: np.random.Generator | None) -> None:
-        first, *rest = network
-        self.width: int = first.size
+        encoder, *rest = network
+        self.width: int = encoder.size
         self.layers = [
             (_with_bias(layer), _ACTIVATIONS.get(type(after)))
             for layer, after in zip(rest, [*rest[1:], None], strict=True)
             if isinstance(layer, nn.Linear)
         ]
-        self.num = len(self.layers[-1][0])
-        """How many numbers the network gives for one observation, without deviations."""
+        self.num_outputs = len(self.layers[-1][0])
+        """The number of network outputs for one observation, without deviations."""
         self.distribution, self.random = distribution, random
-        self.choice = isinstance(distribution, Categorical)
+        self.discrete = isinstance(distribution, Categorical)
         self.greedy = isinstance(distribution, EpsilonGreedy)
-        self.normaliser = first.normaliser
+        self.normaliser = encoder.normaliser
         if self.normaliser is not None:
-            self._mean = first.normaliser.mean.numpy()[:, None].copy()
-            self._scale = (1 / first.normaliser.deviation.numpy())[:, None]
-        self.deviations = None if self.choice else np.exp(rest[-1].log_std.detach().numpy())
-        self.given = np.empty(0)
-        """What the network gave for the last actions that were drawn, [B, size]. The next call writes over it."""
-        self._place = _BLOCK
+            self._mean = encoder.normaliser.mean.numpy()[:, None].copy()
+            self._scale = (1 / encoder.normaliser.deviation.numpy())[:, None]
+        self.deviations = None if self.discrete else np.exp(rest[-1].log_std.detach().numpy())
+        self.last_outputs = np.empty(0)
+        """The network outputs for the last sampled actions, [B, size]. The next call overwrites them."""
         self._noise = np.empty(0)
-        self._steps: dict[int, tuple[Array, list[Step]]] = {}  # by the number of observations
+        self._noise_used = _NOISE_ROWS
+        self._steps: dict[int, tuple[Array, list[LayerStep]]] = {}  # by the number of observations
 
-    def numbers(self, obs: Any) -> Array:
-        """Return what the network gives for observations: logits, or means alone, [B, size]."""
+    def outputs(self, obs: Any) -> Array:
+        """Return the network outputs for observations, [B, size]: logits, or means without deviations."""
         return self._forward(obs).T.copy()
 
     def __call__(self, obs: Any, state: Any) -> tuple[Array, Any]:
         """Return an action for every observation, [B, ...]."""
         if self.random is None:
-            return self.distribution.mode(self.numbers(obs)), state
-        self.given = given = self._forward(obs).T
+            return self.distribution.mode(self.outputs(obs)), state
+        self.last_outputs = outputs = self._forward(obs).T
         if self.greedy:
-            return self.distribution.draw(given, self.random), state
-        x = self._next_noise(len(obs))  # which is not used again, so it is added to in place
-        x += given
-        if self.choice:
+            return self.distribution.sample(outputs, self.random), state
+        x = self._next_noise(len(obs))  # used only once, so the sum can be in place
+        x += outputs
+        if self.discrete:
             return x.argmax(-1) + self.distribution.start, state  # type: ignore[union-attr]
         return x.reshape(len(x), *self.distribution.shape), state  # type: ignore[union-attr]
 
     def _forward(self, obs: Array) -> Array:
-        """Return what the network gives, [size, B]. The next call writes over it."""
+        """Return the network outputs, [size, B]. The next call overwrites them."""
         num = len(obs)
-        x, steps = self._steps.get(num) or self._plan(num)
+        x, steps = self._steps.get(num) or self._allocate(num)
         x[:] = obs.reshape(num, self.width).T
         if self.normaliser is not None:
             x -= self._mean
@@ -92,7 +92,8 @@ class NumpyActor:
                 activation(x)
         return x
 
-    def _plan(self, num: int) -> tuple[Array, list[Step]]:
+    def _allocate(self, num: int) -> tuple[Array, list[LayerStep]]:
+        """Allocate the buffers for `num` observations, and return the input buffer and the layers' steps."""
         sizes = [self.width, *(len(weight) for weight, _ in self.layers)]
         buffers = [np.ones((size + 1, num), np.float32) for size in sizes]
         steps = [
@@ -103,48 +104,48 @@ class NumpyActor:
         return self._steps[num]
 
     def _next_noise(self, num: int) -> Array:
-        place, self._place = self._place, self._place + num
-        if self._place > len(self._noise):
-            self._noise = self._draw(max(_BLOCK, num))
-            place, self._place = 0, num
-        return self._noise[place : self._place]
+        begin, self._noise_used = self._noise_used, self._noise_used + num
+        if self._noise_used > len(self._noise):
+            self._noise = self._sample_noise(max(_NOISE_ROWS, num))
+            begin, self._noise_used = 0, num
+        return self._noise[begin : self._noise_used]
 
-    def _draw(self, num: int) -> Array:
-        """Draw noise for so many actions. With Gumbel's, the largest logit is a sample of their softmax."""
+    def _sample_noise(self, num: int) -> Array:
+        """Sample noise for `num` actions: Gumbel noise for the Gumbel-max trick, or Gaussian noise."""
         assert self.random is not None
         if self.deviations is None:
             return self.random.gumbel(size=(num, self.distribution.size)).astype(np.float32)
         return self.random.standard_normal((num, len(self.deviations)), np.float32) * self.deviations
 
 
-def numpy_actor(
+def make_numpy_actor(
     network: nn.Module, distribution: Distribution, random: np.random.Generator | None
 ) -> NumpyActor | None:
-    """Return an actor in numpy, or None if the network or its actions are not plain enough.
+    """Return an actor in numpy, or None if the network or its distribution is not supported.
 
-    >>> numpy_actor(nn.Sequential(nn.Linear(2, 3), nn.Softplus()), Categorical(3), None)
+    >>> make_numpy_actor(nn.Sequential(nn.Linear(2, 3), nn.Softplus()), Categorical(3), None)
     """
     if type(distribution) not in (Categorical, EpsilonGreedy, Gaussian) or not _is_plain(network):
         return None
-    if type(distribution) is Gaussian and type(list(network.children())[-1]) is not Head:
+    if type(distribution) is Gaussian and type(list(network.children())[-1]) is not ActionHead:
         return None
     return NumpyActor(network, distribution, random)  # type: ignore[arg-type]
 
 
 def _is_plain(network: nn.Module) -> bool:
-    """Whether it is an encoder of vectors, and then linear layers with or without activations between them."""
+    """Whether a network is an encoder of vectors, then linear layers with or without activations between them."""
     if not isinstance(network, nn.Sequential) or type(network) not in (nn.Sequential, Layers) or len(network) < 2:
         return False
-    first: Any
-    first, *rest = network
-    if type(first) is not Encoder or first.kind != "flat":
+    encoder: Any
+    encoder, *rest = network
+    if type(encoder) is not Encoder or encoder.kind != "flat":
         return False
     before: Any = None
     for layer in rest:
         if type(layer) in _ACTIVATIONS:
             if type(before) is not nn.Linear:
                 return False
-        elif type(layer) not in ((nn.Linear, Head) if layer is rest[-1] else (nn.Linear,)) or layer.bias is None:
+        elif type(layer) not in ((nn.Linear, ActionHead) if layer is rest[-1] else (nn.Linear,)) or layer.bias is None:
             return False
         before = layer
     return True

@@ -1,14 +1,8 @@
-"""The catalogue: one file a paper. `find_algorithm` has them by name."""
+"""The catalogue: one file per algorithm. `find_algorithm` returns one by its name."""
 
-from raceway.algorithms.base import (
-    ACTIONS,
-    Algorithm,
-    AlgorithmConfig,
-    Context,
-    algorithm,
-    algorithm_names,
-    find_algorithm,
-)
+from raceway.algorithms.config import AlgorithmConfig
+from raceway.algorithms.context import Context
+from raceway.algorithms.registry import ACTIONS, Algorithm, algorithm, algorithm_names, find_algorithm
 
 __all__ = [
     "ACTIONS",

@@ -1,4 +1,4 @@
-"""A2C: advantage actor-critic, in step.
+"""A2C: synchronous advantage actor-critic.
 
 Paper: Mnih et al. 2016, https://arxiv.org/abs/1602.01783
 
@@ -7,7 +7,7 @@ Paper: Mnih et al. 2016, https://arxiv.org/abs/1602.01783
        -> one Adam step         on the learner
        -> weights               to all workers
 
-Differs from the paper: in step instead of asynchronous (that is `a3c`), and Adam instead of RMSProp.
+Differs from the paper: synchronous (the asynchronous version is `a3c`), and Adam instead of RMSProp.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import Any
 from torch import Tensor
 
 from raceway.agents import Policy
-from raceway.algorithms.base import Context, algorithm
+from raceway.algorithms.context import Context
+from raceway.algorithms.registry import algorithm
 from raceway.algorithms.shared_config import ActorCriticConfig
 from raceway.flow import Iter, ParIter
 from raceway.ops import AddAdvantages, ConcatBatches, TrainOneStep, TrainStats
@@ -31,46 +32,20 @@ class Config(ActorCriticConfig):
     """Settings of A2C."""
 
     fragment_steps: int = 5
-    """Steps that each environment plays for one step of the optimiser."""
+    """Steps per environment in one rollout fragment."""
     batch_steps: int = 1
-    """Steps of environments for one batch: of as many rounds of fragments as it takes."""
+    """Minimum environment steps per batch; rounds of fragments are collected until it is reached."""
     lr: float = 7e-4
-    """Adam step size."""
+    """Learning rate."""
     lam: float = 1.0
-    """How far advantages look beyond one step, λ."""
-
-
-_ATARI = {
-    "num_envs": 16, "num_shards": 2, "hidden": (512,), "value_coef": 0.25, "entropy_coef": 0.01,
-    "total_timesteps": 10_000_000,
-}  # fmt: skip
-_MUJOCO = {
-    "num_envs": 32, "num_shards": 2, "fragment_steps": 16, "lam": 0.9, "value_coef": 0.4, "lr": 9.6e-4,
-    "normalise_obs": True, "scale_rewards": True, "total_timesteps": 2_000_000,
-}  # fmt: skip
-PRESETS: dict[str, dict[str, Any]] = {
-    "CartPole-v1": {"num_envs": 16, "num_shards": 1, "fragment_steps": 8, "lr": 3e-3, "total_timesteps": 500_000},
-    "Acrobot-v1": {
-        "num_envs": 16, "num_shards": 2, "fragment_steps": 16, "lr": 2e-3, "normalise_obs": True,
-        "total_timesteps": 500_000,
-    },
-    "Pendulum-v1": {
-        "num_envs": 16, "num_shards": 2, "fragment_steps": 16, "gamma": 0.9, "lam": 0.9, "lr": 1e-3,
-        "normalise_obs": True, "scale_rewards": True, "total_timesteps": 1_000_000,
-    },
-    "LunarLander-v3": {
-        "num_envs": 16, "num_shards": 2, "fragment_steps": 16, "gamma": 0.995, "lam": 0.98, "lr": 1e-3,
-        "normalise_obs": True, "scale_rewards": True, "total_timesteps": 1_000_000,
-    },
-    "HalfCheetah-v5": _MUJOCO,
-    "Ant-v5": _MUJOCO,
-    "ALE/Pong-v5": _ATARI,
-    "ALE/Breakout-v5": _ATARI,
-}  # fmt: skip
+    """Trace parameter λ of generalised advantage estimation."""
 
 
 def loss(policy: Policy, batch: Batch, cfg: Any) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return -log π(a|s) A + c₁ (V(s) - target)² - c₂ H(π(·|s)), means over the batch, [N]."""
+    """Return -log π(a|s) A + c₁ (V(s) - target)² - c₂ H(π(·|s)), averaged over the batch, [N].
+
+    Policy gradient loss with advantage A, value loss with weight c₁, and entropy bonus with weight c₂.
+    """
     params, values = policy.evaluate(batch["obs"])
     log_prob, entropies = policy.distribution.log_prob_and_entropy(params, batch["action"])
     policy_loss = -(log_prob * batch["advantage"]).mean()
@@ -80,7 +55,7 @@ def loss(policy: Policy, batch: Batch, cfg: Any) -> tuple[Tensor, dict[str, Tens
     return total, {"policy_gradient_loss": policy_loss, "value_loss": value_loss, "entropy_loss": -entropy}
 
 
-@algorithm("a2c", Config, presets=PRESETS)
+@algorithm("a2c", Config)
 def a2c(rollouts: ParIter[Batch], cfg: Config, ctx: Context) -> Iter[TrainStats]:
     """Return the plan."""
     return (

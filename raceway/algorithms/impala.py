@@ -1,26 +1,26 @@
-"""IMPALA: actors that do not wait for the learner, and corrections for that.
+"""IMPALA: asynchronous actor-critic with V-trace off-policy correction.
 
 Paper: Espeholt et al. 2018, https://arxiv.org/abs/1802.01561
 
-    rollouts                           on every worker
-       ~> one batch of several
-       -> one Adam step on V-trace     on the learner
-       -> weights                      to the workers whose fragments were used
+    rollouts                              on every worker
+       ~> one batch of several fragments
+       -> one Adam step with V-trace      on the learner
+       -> weights                         to the workers that sent them
 
-Differs from the paper: Adam instead of RMSProp; the networks are those of the other algorithms here.
+Differs from the paper: Adam instead of RMSProp; the networks are those of the catalogue's other algorithms.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from raceway.agents import Policy
-from raceway.algorithms.base import Context, algorithm
+from raceway.algorithms.context import Context
+from raceway.algorithms.registry import algorithm
 from raceway.algorithms.shared_config import ActorCriticConfig
 from raceway.flow import Iter, ParIter
 from raceway.ops import AddLogProbs, ConcatFragments, Fresh, TrainOneStep, TrainStats
@@ -32,82 +32,56 @@ class Config(ActorCriticConfig):
     """Settings of IMPALA."""
 
     num_envs: int = 32
-    """Environments that are played at the same time, in all shards together."""
+    """Number of parallel environments, over all shards."""
     fragment_steps: int = 20
-    """Steps that each environment plays for one fragment."""
+    """Steps per environment in one rollout fragment."""
     num_fragments: int = 1
-    """Fragments, each of one shard, for one step of the optimiser."""
+    """Fragments per gradient step, each from one shard."""
     num_async: int = 1
-    """Fragments that a shard may be ahead."""
+    """Maximum number of outstanding fragments per shard."""
     learner_on: str = "driver"
-    """Where the learner lives: in the driver, on a thread of its own, or in an actor of its own."""
+    """Where the learner runs: driver, thread (a separate thread), or actor (a separate actor)."""
     learner_queue: int = 2
-    """Batches that may wait for a learner that has a thread or an actor of its own."""
+    """Queue size, in batches, of a learner on a thread or an actor."""
     max_lag: int = 100
-    """Steps of the optimiser that the weights behind a fragment may be old; older fragments are not used."""
+    """Maximum policy lag of a fragment, in gradient steps; older fragments are discarded."""
     lr: float = 6e-4
-    """Adam step size."""
+    """Learning rate."""
     max_grad_norm: float | None = 40.0
-    """Norm that gradients are clipped to; without it, they are not."""
+    """Maximum norm for gradient clipping. If not set, gradients are not clipped."""
     lam: float = 1.0
-    """How far the targets look beyond one step, λ."""
+    """Trace parameter λ of V-trace."""
     max_rho: float = 1.0
-    """The most that an action counts, ρ̄."""
+    """Clipping threshold ρ̄ of the importance weights in V-trace."""
     entropy_coef: float = 0.01
-    """Weight of the entropy of the policy."""
-
-
-_ATARI = {
-    "num_shards": 2, "hidden": (512,), "total_timesteps": 10_000_000,
-}  # fmt: skip
-_MUJOCO = {
-    "num_envs": 32, "num_shards": 2, "fragment_steps": 32, "lam": 0.95, "entropy_coef": 0.0, "max_grad_norm": 0.5,
-    "normalise_obs": True, "scale_rewards": True, "total_timesteps": 2_000_000,
-}  # fmt: skip
-PRESETS: dict[str, dict[str, Any]] = {
-    "CartPole-v1": {
-        "num_envs": 80, "num_shards": 1, "fragment_steps": 24, "num_async": 2, "hidden": (32, 32),
-        "activation": "relu", "shared_layers": True, "scale_rewards": True, "lr": 1.5e-2, "max_grad_norm": 0.5,
-        "total_timesteps": 500_000,
-    },
-    "Acrobot-v1": {"num_shards": 2, "lr": 1e-3, "max_grad_norm": 0.5, "total_timesteps": 500_000},
-    "Pendulum-v1": {
-        "num_shards": 2, "gamma": 0.9, "lam": 0.95, "lr": 1e-3, "max_grad_norm": 0.5, "entropy_coef": 0.0,
-        "total_timesteps": 1_000_000,
-    },
-    "LunarLander-v3": {
-        "num_shards": 2, "gamma": 0.995, "lr": 1e-3, "max_grad_norm": 0.5, "total_timesteps": 1_000_000,
-    },
-    "HalfCheetah-v5": _MUJOCO,
-    "Ant-v5": _MUJOCO,
-    "ALE/Pong-v5": _ATARI,
-    "ALE/Breakout-v5": _ATARI,
-}  # fmt: skip
+    """Coefficient of the entropy bonus."""
 
 
 def loss(policy: Policy, batch: Batch, cfg: Config) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return -log π(a|s) A + c₁ (V(s) - v)² - c₂ H(π(·|s)), means over the steps that count; the batch is [T, B].
+    """Return -log π(a|s) A + c₁ (V(s) - v)² - c₂ H(π(·|s)), averaged over the valid steps; the batch is [T, B].
 
-    The advantage A and the target v are V-trace's.
+    The advantage A and the value target v are V-trace's, which corrects for the lag of the behaviour policy.
     """
     params, values = policy.evaluate(batch["obs"])
     log_prob, entropies = policy.distribution.log_prob_and_entropy(params, batch["action"])
     with torch.no_grad():
-        last = policy.values(batch["last_obs"])
-        known = (log_prob - batch["log_prob"], batch["reward"], values, last, batch["ended"])
-        ratios, rewards, seen, beyond, ended = (one.cpu().numpy() for one in known)
-        found = v_trace(ratios, rewards, seen, beyond, ended, cfg.gamma, lam=cfg.lam, max_rho=cfg.max_rho)
-        targets, advantages = (torch.from_numpy(one).to(values.device) for one in found)
-    counts = batch["valid"] if "valid" in batch else torch.ones_like(values)
-    share = counts / counts.sum()
-    policy_loss = -(log_prob * advantages * share).sum()
-    value_loss = ((values - targets).square() * share).sum()
-    entropy = (entropies * share).sum()
+        bootstrap_value = policy.values(batch["last_obs"])
+        tensors = (log_prob - batch["log_prob"], batch["reward"], values, bootstrap_value, batch["ended"])
+        log_ratios, rewards, estimates, last_value, ended = (tensor.cpu().numpy() for tensor in tensors)
+        v_trace_results = v_trace(
+            log_ratios, rewards, estimates, last_value, ended, cfg.gamma, lam=cfg.lam, max_rho=cfg.max_rho
+        )
+        value_targets, advantages = (torch.from_numpy(array).to(values.device) for array in v_trace_results)
+    valid = batch["valid"] if "valid" in batch else torch.ones_like(values)
+    weights = valid / valid.sum()
+    policy_loss = -(log_prob * advantages * weights).sum()
+    value_loss = ((values - value_targets).square() * weights).sum()
+    entropy = (entropies * weights).sum()
     total = policy_loss + cfg.value_coef * value_loss - cfg.entropy_coef * entropy
     return total, {"policy_gradient_loss": policy_loss, "value_loss": value_loss, "entropy_loss": -entropy}
 
 
-@algorithm("impala", Config, presets=PRESETS)
+@algorithm("impala", Config)
 def impala(rollouts: ParIter[Batch], cfg: Config, ctx: Context) -> Iter[TrainStats]:
     """Return the plan."""
     weights = ctx.weights(to="senders")

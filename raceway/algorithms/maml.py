@@ -1,14 +1,14 @@
-"""MAML: model-agnostic meta-learning, for policies that adapt to a task by a step or two.
+"""MAML: model-agnostic meta-learning of policies that adapt to a new task in a few gradient steps.
 
 Paper: Finn et al. 2017, https://arxiv.org/abs/1703.03400
 
-    rollouts -> advantages                          on every worker, each shard in a task of its own
-       -> a step for every task, and rollouts again, n times
-       -> K Adam steps through these steps          on the learner
-       -> weights                                   to all workers, and new tasks
+    rollouts -> advantages                     on every worker, each shard in its own task
+       -> one inner gradient step per task     n times, each followed by new rollouts
+       -> K meta-updates with Adam             on the learner, through the inner steps
+       -> weights                              to all workers, and new tasks
 
-Differs from the paper: PPO's clipped objective and Adam instead of TRPO for the meta-step, and probability ratios in
-the inner loss, whose second derivatives are the right ones; both as in ProMP (https://arxiv.org/abs/1810.06784).
+Differs from the paper: PPO's clipped objective and Adam instead of TRPO for the meta-update, and probability ratios in
+the inner loss, which give the correct second derivatives; both as in ProMP (https://arxiv.org/abs/1810.06784).
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ import torch
 from torch import Tensor
 
 from raceway.agents import Policy
-from raceway.algorithms.base import AlgorithmConfig, Context, algorithm
+from raceway.algorithms.config import AlgorithmConfig
+from raceway.algorithms.context import Context
+from raceway.algorithms.registry import algorithm
 from raceway.checks import check_int, check_positive
 from raceway.envs import Slots, has_tasks
 from raceway.errors import ConfigError
 from raceway.flow import Iter, ParIter
-from raceway.learner.adaptation import adapted
+from raceway.learner.adaptation import adapt_parameters
 from raceway.ops import FitBaseline, InnerAdapt, MetaUpdate, TrainStats
 from raceway.rl import Batch
 
@@ -38,25 +40,25 @@ class Config(AlgorithmConfig):
     clip_actions: ClassVar[bool] = True
 
     env: Any = "point"
-    """Environment of tasks: point, cheetah-direction, or any with set_task(task) and sample_tasks(num, seed)."""
+    """Environment with tasks: point, cheetah-direction, or any with set_task(task) and sample_tasks(num, seed)."""
     num_shards: int | None = 20
-    """Tasks of an iteration: each shard plays in one."""
+    """Number of tasks per iteration, one per shard."""
     num_envs: int = 200
-    """Episodes of a round, in all tasks together."""
+    """Episodes per round, over all tasks."""
     hidden: tuple[int, ...] | None = (64, 64)
     """Widths of the hidden layers."""
     lr: float = 1e-3
-    """Adam step size of the meta-step."""
+    """Learning rate of the meta-update."""
     inner_lr: float = 0.1
-    """Step size of adapting, α."""
+    """Learning rate α of the inner gradient steps."""
     inner_steps: int = 1
-    """Steps of adapting, each after a round of episodes."""
+    """Inner gradient steps, each after a round of episodes."""
     first_order: bool = False
-    """Leave out the second derivatives in the meta-step."""
+    """First-order approximation: ignore second derivatives in the meta-gradient."""
     num_epochs: int = 5
-    """Adam steps on the episodes of an iteration."""
+    """Meta-updates per iteration, on the same episodes."""
     clip: float = 0.2
-    """How far the probability of an action may move in these, as a share."""
+    """Clipping range ε of the probability ratio in the meta-update."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,43 +68,35 @@ class Config(AlgorithmConfig):
     def for_env(self, slots: Slots) -> Self:
         """Refuse environments without tasks."""
         if not has_tasks(slots):
-            advice = "Use --env point, or give it sample_tasks(num, seed) and set_task(task)."
-            raise ConfigError(f"maml is for environments of tasks, and {self.env} has none. {advice}")
+            advice = "Use --env point, or add the methods sample_tasks(num, seed) and set_task(task)."
+            raise ConfigError(f"maml needs an environment with tasks, and {self.env} has none. {advice}")
         return super().for_env(slots)
 
     @property
-    def amount(self) -> dict[str, Any]:
-        """Play whole episodes, in one task before every step of adapting and after the last."""
+    def rollout_size(self) -> dict[str, Any]:
+        """Whole episodes; a task lasts for one rollout before each inner step and one after the last."""
         return {"num_episodes": self.num_envs, "items_per_task": self.inner_steps + 1}
 
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "PointGoals-v0": {"lr": 2e-3, "inner_lr": 0.3, "total_timesteps": 800_000},
-    "HalfCheetahDirection-v0": {
-        "num_shards": 2, "num_envs": 80, "lr": 3e-3, "inner_lr": 0.5, "num_epochs": 10, "total_timesteps": 2_000_000,
-    },
-}  # fmt: skip
-
-
 def inner_loss(policy: Policy, batch: Batch) -> Tensor:
-    """Return -ρ A, the mean over the batch, [N]. ρ is π(a|s) by what it was when the action was drawn."""
+    """Return -ρ A, averaged over the batch, [N]. ρ = π/π_old is the probability ratio to the behaviour policy."""
     return -((policy.log_prob(batch) - batch["log_prob"]).exp() * batch["advantage"]).mean()
 
 
 def loss(policy: Policy, batch: Batch, cfg: Config) -> Tensor:
-    """Return -min(ρ A, clip(ρ, 1 - ε, 1 + ε) A), the mean over the batch, [N]."""
+    """Return -min(ρ A, clip(ρ, 1 - ε, 1 + ε) A), averaged over the batch, [N], with ρ as in `inner_loss`."""
     ratio, advantage = (policy.log_prob(batch) - batch["log_prob"]).exp(), batch["advantage"]
     return -torch.min(ratio * advantage, ratio.clamp(1 - cfg.clip, 1 + cfg.clip) * advantage).mean()
 
 
-@algorithm("maml", Config, actions=("box",), presets=PRESETS)
+@algorithm("maml", Config, actions=("box",))
 def maml(rollouts: ParIter[Batch], cfg: Config, ctx: Context) -> Iter[TrainStats]:
     """Return the plan."""
-    adapt = partial(adapted, ctx.learner.policy, inner_loss, cfg.inner_lr)
+    adapt = partial(adapt_parameters, ctx.learner.policy, inner_loss, cfg.inner_lr)
     inner = InnerAdapt(ctx.weights(), adapt, cfg.inner_steps)
     meta_loss = partial(loss, cfg=cfg)
     return (
-        rollouts.on_failure("restart", on_restart=inner.send_to, **ctx.bears)
+        rollouts.on_failure("restart", on_restart=inner.send_to, **ctx.failure_policy)
         .for_each(FitBaseline(cfg.gamma))
         .gather_sync()
         .combine(inner)

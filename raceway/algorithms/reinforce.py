@@ -1,13 +1,13 @@
-"""REINFORCE: follow the gradient of the return of whole episodes.
+"""REINFORCE: Monte Carlo policy gradient.
 
 Paper: Williams 1992, https://doi.org/10.1007/BF00992696
 
-    episodes -> returns        on every worker
-       -> one Adam step        on the learner
-       -> weights              to all workers
+    whole episodes -> returns     on every worker
+       -> one Adam step           on the learner
+       -> weights                 to all workers
 
-Differs from the paper: Adam instead of plain ascent, and returns are standardised within each episode instead of being
-compared with a baseline.
+Differs from the paper: Adam instead of plain gradient ascent, and returns are standardised within each episode instead
+of having a baseline subtracted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from gymnasium import spaces
 from torch import Tensor
 
 from raceway.agents import Policy
-from raceway.algorithms.base import AlgorithmConfig, Context, algorithm
+from raceway.algorithms.config import AlgorithmConfig
+from raceway.algorithms.context import Context
+from raceway.algorithms.registry import algorithm
 from raceway.checks import check_int
 from raceway.envs import Slots
 from raceway.flow import Iter, ParIter
@@ -33,20 +35,20 @@ class Config(AlgorithmConfig):
     """Settings of REINFORCE."""
 
     episodes_per_iter: int = 100
-    """Episodes collected for one step of the optimiser."""
+    """Episodes per iteration, for one gradient step."""
     learner_threads: int = 2
-    """Threads of the learner. Changes the last bits of the numbers."""
+    """CPU threads of the learner. Affects the last bits of the results."""
     lr: float | None = None  # type: ignore[assignment]
-    """Adam step size (1e-2 for choices, 3e-4 for continuous actions)."""
+    """Learning rate (1e-2 for discrete, 3e-4 for continuous actions)."""
     hidden: tuple[int, ...] | None = None
-    """Widths of the hidden layers (128 for choices, 256,256 for continuous actions)."""
+    """Widths of the hidden layers (128 for discrete, 256,256 for continuous actions)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_int("episodes_per_iter", self.episodes_per_iter)
 
     def for_env(self, slots: Slots) -> Self:
-        """Fill in what suits choices or continuous actions."""
+        """Fill in the learning rate and the network for discrete or continuous actions."""
         cfg = super().for_env(slots)
         continuous = isinstance(slots.action_space, spaces.Box)
         lr = (3e-4 if continuous else 1e-2) if self.lr is None else self.lr
@@ -54,13 +56,13 @@ class Config(AlgorithmConfig):
         return dataclasses.replace(cfg, lr=lr, hidden=hidden)
 
     @property
-    def amount(self) -> dict[str, Any]:
-        """Play whole episodes."""
+    def rollout_size(self) -> dict[str, Any]:
+        """Whole episodes."""
         return {"num_episodes": self.episodes_per_iter}
 
 
 def loss(policy: Policy, batch: Batch) -> Tensor:
-    """Return the mean over episodes of -Σₜ log π(aₜ|sₜ) Gₜ; the batch is [N]."""
+    """Return -Σₜ log π(aₜ|sₜ) Gₜ, averaged over episodes; the batch is [N]. G is the standardised return."""
     return -(policy.log_prob(batch) * batch["return"]).sum() / len(batch["length"])
 
 

@@ -1,4 +1,4 @@
-"""Linear layers and what is between them, in numpy, forwards and backwards; see `tape`."""
+"""Linear layers and the activations between them, forward and backward in numpy; see `tape`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raceway.autograd.tape import add_gradient, in_numpy, tape_for
+from raceway.autograd.tape import add_gradient, can_use_numpy, tape_for
 
 Array = np.ndarray
 
@@ -17,87 +17,87 @@ _ONE = np.float32(1)
 _ZERO = np.float32(0)
 
 
-def _tanh_back(gradient: Array, after: Array) -> Array:
-    found = after * after
-    np.subtract(_ONE, found, out=found)
-    found *= gradient
-    return found
+def _tanh_backward(gradient: Array, output: Array) -> Array:
+    result = output * output
+    np.subtract(_ONE, result, out=result)
+    result *= gradient
+    return result
 
 
 ACTIVATIONS: dict[type[nn.Module], tuple[Any, Any]] = {
-    nn.ReLU: (lambda x: np.maximum(x, _ZERO, out=x), lambda gradient, after: gradient * (after > 0)),
-    nn.Tanh: (lambda x: np.tanh(x, out=x), _tanh_back),
+    nn.ReLU: (lambda x: np.maximum(x, _ZERO, out=x), lambda gradient, output: gradient * (output > 0)),
+    nn.Tanh: (lambda x: np.tanh(x, out=x), _tanh_backward),
 }
-"""What each does, in place; and the gradient before it, of that after it and what came out of it."""
+"""Forward function of each activation, in place, and backward function: (output gradient, output) -> input gradient."""
 
 
 class Layers(nn.Sequential):
-    """An encoder, and layers one behind the other."""
+    """A feed-forward network: an encoder, then layers in sequence."""
 
     def forward(self, obs: Any) -> Tensor:
-        """Return what comes out of the last one."""
-        return through(list(self)[1:], self[0](obs))
+        """Return the output of the last layer."""
+        return run_layers(list(self)[1:], self[0](obs))
 
     def features(self, obs: Any) -> Tensor:
-        """Return what goes into the last one."""
-        return through(list(self)[1:-1], self[0](obs))
+        """Return the input of the last layer."""
+        return run_layers(list(self)[1:-1], self[0](obs))
 
 
-def through(layers: Sequence[nn.Module], x: Tensor) -> Tensor:
-    """Return what comes out of the last of some layers."""
+def run_layers(layers: Sequence[nn.Module], x: Tensor) -> Tensor:
+    """Return the output of the last of these layers; computed in numpy where that is possible."""
     tape = tape_for(x)
-    linear = _linear(layers) if (tape or in_numpy(x)) and x.ndim > 1 else None
+    linear = _linear_layers(layers) if (tape or can_use_numpy(x)) and x.ndim > 1 else None
     if linear is None:
         for layer in layers:
             x = layer(x)
         return x
-    done = Pass(x, *linear)
-    given = torch.from_numpy(done.outputs[-1]) if tape is None else tape.note(done.outputs[-1], done.back)
-    completed: Any = getattr(layers[-1], "completed", None)
-    return given if completed is None else completed(given)
+    run = ForwardPass(x, *linear)
+    output = torch.from_numpy(run.outputs[-1]) if tape is None else tape.record(run.outputs[-1], run.backward)
+    add_log_std: Any = getattr(layers[-1], "add_log_std", None)
+    return output if add_log_std is None else add_log_std(output)
 
 
-def _linear(layers: Sequence[nn.Module]) -> tuple[list[nn.Linear], list[type[nn.Module] | None]] | None:
-    """Return the linear layers, and what is after each; or None if some layers are not plain."""
-    found: list[nn.Linear] = []
-    kinds: list[type[nn.Module] | None] = []
+def _linear_layers(layers: Sequence[nn.Module]) -> tuple[list[nn.Linear], list[type[nn.Module] | None]] | None:
+    """Return the linear layers and the activation after each; or None if a layer is of another type."""
+    linear: list[nn.Linear] = []
+    activations: list[type[nn.Module] | None] = []
     for layer in layers:
         if isinstance(layer, nn.Linear) and layer.bias is not None:
-            found.append(layer)
-            kinds.append(None)
-        elif type(layer) in ACTIVATIONS and kinds and kinds[-1] is None:
-            kinds[-1] = type(layer)
+            linear.append(layer)
+            activations.append(None)
+        elif type(layer) in ACTIVATIONS and activations and activations[-1] is None:
+            activations[-1] = type(layer)
         else:
             return None
-    return (found, kinds) if kinds else None
+    return (linear, activations) if activations else None
 
 
-class Pass:
-    """One way through some layers, which can be gone back."""
+class ForwardPass:
+    """A forward pass through linear layers, with the outputs that its backward pass needs."""
 
-    def __init__(self, x: Tensor, layers: list[nn.Linear], kinds: list[type[nn.Module] | None]) -> None:
-        self.x, self.layers, self.kinds = x, layers, kinds
+    def __init__(self, x: Tensor, layers: list[nn.Linear], activations: list[type[nn.Module] | None]) -> None:
+        self.x, self.layers, self.activations = x, layers, activations
         self.weights = [layer.weight.detach().numpy() for layer in layers]
-        self.outputs = [now := x.detach().numpy()]
-        for layer, weight, kind in zip(layers, self.weights, kinds, strict=True):
-            now = now @ weight.T
-            now += layer.bias.detach().numpy()
-            if kind is not None:
-                ACTIVATIONS[kind][0](now)
-            self.outputs.append(now)
+        self.outputs = [output := x.detach().numpy()]
+        for layer, weight, activation in zip(layers, self.weights, activations, strict=True):
+            output = output @ weight.T
+            output += layer.bias.detach().numpy()
+            if activation is not None:
+                ACTIVATIONS[activation][0](output)
+            self.outputs.append(output)
 
-    def back(self, gradient: Array) -> None:
-        """Add to the gradients of the layers, and of what went in, what that of the last output says."""
+    def backward(self, gradient: Array) -> None:
+        """Add to the gradients of the layers and of the input, from the gradient of the last output."""
         gradient = gradient.reshape(-1, gradient.shape[-1])
         ones = np.ones(len(gradient), np.float32)
-        for place in reversed(range(len(self.layers))):
-            layer, weight, kind = self.layers[place], self.weights[place], self.kinds[place]
-            if kind is not None:
-                gradient = ACTIVATIONS[kind][1](gradient, self.outputs[place + 1].reshape(gradient.shape))
-            before = self.outputs[place].reshape(-1, weight.shape[1])
-            add_gradient(layer.weight, gradient.T @ before)
+        for index in reversed(range(len(self.layers))):
+            layer, weight, activation = self.layers[index], self.weights[index], self.activations[index]
+            if activation is not None:
+                gradient = ACTIVATIONS[activation][1](gradient, self.outputs[index + 1].reshape(gradient.shape))
+            layer_input = self.outputs[index].reshape(-1, weight.shape[1])
+            add_gradient(layer.weight, gradient.T @ layer_input)
             add_gradient(layer.bias, ones @ gradient)
-            if place or self.x.requires_grad:
-                gradient = gradient @ weight if len(weight) > 1 else gradient * weight  # which BLAS is slow at
+            if index or self.x.requires_grad:
+                gradient = gradient @ weight if len(weight) > 1 else gradient * weight  # BLAS is slow for one column
         if self.x.requires_grad:
             add_gradient(self.x, gradient.reshape(self.x.shape))

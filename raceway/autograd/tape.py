@@ -1,9 +1,9 @@
-"""Gradients of what is worked out in numpy, beside torch's autograd.
+"""A tape of operations computed in numpy, with gradients, beside torch's autograd.
 
-The minibatches of reinforcement learning are small: torch takes longer to note, find and begin its operations than to
-do them, and the BLAS of numpy is often the faster one. So where a learner takes a step, plain networks and the
-probabilities of actions are worked out in numpy. Autograd sees what comes out of them as the beginning of the loss;
-from there back to the parameters the tape goes.
+The minibatches of reinforcement learning are small: torch takes longer to record and dispatch its operations than to
+compute them, and numpy's BLAS is often the faster one. So in a learner's gradient step, plain networks and the
+log-probabilities of actions are computed in numpy. For autograd their outputs are the leaves of the loss; from these
+leaves back to the parameters, the tape propagates the gradients.
 """
 
 from __future__ import annotations
@@ -17,74 +17,74 @@ import torch
 from torch import Tensor
 
 Array = np.ndarray
-Back = Callable[[Array], None]
-"""Adds, for the gradient of what came out, to the gradients of what went in."""
+Backward = Callable[[Array], None]
+"""Takes the gradient of an operation's output, and adds to the gradients of its inputs."""
 
 
 class Tape:
-    """What was worked out in numpy since it began, in that order, and how to go back."""
+    """The operations computed in numpy since the last backward pass, in order, each with its backward function."""
 
     def __init__(self) -> None:
-        self.steps: list[tuple[Tensor, Back]] = []
-        self._known: set[int] = set()
+        self.steps: list[tuple[Tensor, Backward]] = []
+        self._output_ids: set[int] = set()
 
-    def note(self, found: Array, back: Back) -> Tensor:
-        """Return what was worked out as the beginning of what autograd does with it."""
-        given = torch.from_numpy(found).requires_grad_()
-        self.steps.append((given, back))
-        self._known.add(id(given))
-        return given
+    def record(self, output: Array, backward: Backward) -> Tensor:
+        """Record an operation, and return its output as a leaf tensor for autograd."""
+        leaf = torch.from_numpy(output).requires_grad_()
+        self.steps.append((leaf, backward))
+        self._output_ids.add(id(leaf))
+        return leaf
 
-    def knows(self, x: Tensor) -> bool:
-        """Whether a tensor came out of a step."""
-        return id(x) in self._known
+    def is_output(self, x: Tensor) -> bool:
+        """Whether a tensor is the output of a recorded operation."""
+        return id(x) in self._output_ids
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of a loss to those of all parameters that it depends on."""
         loss.backward()
-        for given, back in reversed(self.steps):
-            if given.grad is not None:
-                back(given.grad.numpy())
+        for leaf, backward in reversed(self.steps):
+            if leaf.grad is not None:
+                backward(leaf.grad.numpy())
         self.steps.clear()
-        self._known.clear()
+        self._output_ids.clear()
 
 
 def add_gradient(to: Tensor, gradient: Array) -> None:
-    """Add to the gradient of a parameter, or of what a step gave."""
+    """Add to the gradient of a parameter, or of the output of a recorded operation."""
     if not to.requires_grad:
         return
     if to.grad is None:
         to.grad = torch.from_numpy(np.ascontiguousarray(gradient))
     else:
-        into = to.grad.numpy()
-        into += gradient
+        total = to.grad.numpy()
+        total += gradient
 
 
-class _Now(threading.local):
+class _ThreadLocal(threading.local):
     tape: Tape | None = None
 
 
-_now = _Now()
+_active = _ThreadLocal()
 
 
 @contextmanager
-def taping(tape: Tape | None) -> Iterator[Tape | None]:
-    """Have what can be worked out in numpy go by a tape; or with None by autograd, whose gradients have gradients."""
-    before, _now.tape = _now.tape, tape
+def use_tape(tape: Tape | None) -> Iterator[Tape | None]:
+    """Record numpy operations on a tape; with None, use autograd alone, which can differentiate twice."""
+    before, _active.tape = _active.tape, tape
     try:
         yield tape
     finally:
-        _now.tape = before
+        _active.tape = before
 
 
 def tape_for(x: Tensor) -> Tape | None:
-    """Return the tape that what is done to a tensor is to be noted on, if it is."""
-    tape = _now.tape
+    """Return the tape on which an operation on `x` is to be recorded, or None if autograd must handle it."""
+    tape = _active.tape
     if tape is None or not torch.is_grad_enabled() or x.dtype != torch.float32 or x.device.type != "cpu":
         return None
-    return tape if not x.requires_grad or tape.knows(x) else None
+    return tape if not x.requires_grad or tape.is_output(x) else None
 
 
-def in_numpy(x: Tensor) -> bool:
-    """Whether something can be done to a tensor in numpy, without gradients."""
+def can_use_numpy(x: Tensor) -> bool:
+    """Whether an operation on `x` needs no gradient and can be computed in numpy."""
     return not torch.is_grad_enabled() and x.dtype == torch.float32 and x.device.type == "cpu"

@@ -1,6 +1,6 @@
-"""Long arrays as blocks of rows, each a file that is named by what it holds.
+"""Large arrays as blocks of rows, each a file named by the hash of its contents.
 
-What has not changed since the last checkpoint is there already, and is not written again.
+A block that has not changed since the last checkpoint exists already, and is not written again.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from pathlib import Path
 
 import numpy as np
 
-from raceway.checkpoints.encoding import Array, hash_of
-from raceway.checkpoints.files import own_folder, put, read, remove, remove_file
+from raceway.checkpoints.encoding import Array, hash_array
+from raceway.checkpoints.files import read_file, refuse_symlink, remove_file, remove_tree, write_file
 from raceway.errors import CheckpointError
 
-BLOCK = 512 << 10
-"""Bytes of a block, about; of a very long array they are as much longer as keeps their number down."""
-MOST = 256
-"""Blocks of an array, about."""
+BLOCK_BYTES = 512 << 10
+"""Approximate size of a block. Very large arrays get larger blocks, which limits their number."""
+MAX_BLOCKS = 256
+"""Approximate maximum number of blocks of an array."""
 
-# Only what `_file` writes is read: numpy's own reader evaluates the header, and allocates whatever that claims.
+# Only what `_npy_file` writes is accepted: numpy's own reader evaluates the header, and allocates whatever it claims.
 _HEADER = re.compile(
     rb"\x93NUMPY\x01\x00..\{'descr': '([<>|][biufcmM]\d{1,2}(?:\[\w+\])?)', 'fortran_order': False, "
     rb"'shape': \(((?:\d{1,18}, ?)*(?:\d{1,18})?)\), \} *\n",
@@ -31,119 +31,119 @@ _HEADER = re.compile(
 )
 
 
-def is_long(array: Array) -> bool:
-    """Whether an array is worth blocks of its own."""
-    return array.nbytes > 4 * BLOCK
+def is_large(array: Array) -> bool:
+    """Whether an array is large enough to be stored as blocks."""
+    return array.nbytes > 4 * BLOCK_BYTES
 
 
-def is_name(name: object) -> bool:
-    """Whether this can be the name of a block: no other file is ever read for one."""
+def is_sha256(name: object) -> bool:
+    """Whether this is a SHA-256 in hexadecimal. No file with any other name is ever read as a block."""
     return isinstance(name, str) and re.fullmatch("[0-9a-f]{64}", name) is not None
 
 
-class Blocks:
-    """The blocks of a folder."""
+class BlockStore:
+    """The blocks in a directory, which all checkpoints of a run share."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = own_folder(folder)
-        self._sound: set[str] = set()  # seen to be whole, by this process
+    def __init__(self, directory: Path) -> None:
+        self.directory = refuse_symlink(directory)
+        self._intact: set[str] = set()  # verified by this process
         self._new: list[str] = []
 
     def put(self, array: Array) -> list[str]:
-        """Write what is not there of an array, and return the names of its blocks."""
-        return [self._put(part) for part in _rows(np.asarray(array, order="C"))]
+        """Write the blocks of an array that do not exist yet, and return the names of all its blocks."""
+        return [self._put_block(block) for block in _split_rows(np.asarray(array, order="C"))]
 
-    def _put(self, part: Array) -> str:
-        name = hash_of(part)
-        if not self._is_sound(name):
-            path, aside = self._path(name), self._path(name).with_suffix(".new")
-            put(aside, _file(part))
+    def _put_block(self, block: Array) -> str:
+        name = hash_array(block)
+        if not self._is_intact(name):
+            path, temporary = self._path(name), self._path(name).with_suffix(".new")
+            write_file(temporary, _npy_file(block))
             if not os.path.lexists(path):
                 self._new.append(name)
             elif not path.is_file():
-                remove(path)
-            os.rename(aside, path)
-            self._sound.add(name)
+                remove_tree(path)
+            os.rename(temporary, path)
+            self._intact.add(name)
         return name
 
-    def _is_sound(self, name: str) -> bool:
-        """Whether a block is there. One from before this process is read first: it would spoil all that share it."""
-        if name in self._sound:
+    def _is_intact(self, name: str) -> bool:
+        """Whether a block exists. One from an earlier process is verified first: checkpoints to come will share it."""
+        if name in self._intact:
             return self._path(name).is_file()
         try:
-            self._get(name)
+            self._get_block(name)
         except CheckpointError:
             return False
-        self._sound.add(name)
+        self._intact.add(name)
         return True
 
     def get(self, names: Sequence[str]) -> Array:
-        """Return the array of some blocks, writable."""
-        parts = [self._get(name) for name in names]
-        if len({(part.dtype, part.shape[1:]) for part in parts}) != 1 or (len(parts) > 1 and not parts[0].ndim):
+        """Return the array made of these blocks, writable."""
+        blocks = [self._get_block(name) for name in names]
+        if len({(block.dtype, block.shape[1:]) for block in blocks}) != 1 or (len(blocks) > 1 and not blocks[0].ndim):
             raise CheckpointError(self._path(names[0]), "it and the other blocks of its array do not fit together")
-        return np.concatenate(parts, dtype=parts[0].dtype) if len(parts) > 1 else parts[0].copy()
+        return np.concatenate(blocks, dtype=blocks[0].dtype) if len(blocks) > 1 else blocks[0].copy()
 
-    def _get(self, name: str) -> Array:
+    def _get_block(self, name: str) -> Array:
         path = self._path(name)
-        content = read(path)
+        content = read_file(path)
         header = _HEADER.match(content)
         if header is None:
-            raise CheckpointError(path, "it is corrupt: it does not begin as a block does")
+            raise CheckpointError(path, "it is corrupt: it does not begin with the header of a block")
         try:
             dtype, shape = np.dtype(header[1].decode()), tuple(map(int, re.findall(rb"\d+", header[2])))
             if math.prod(shape) * dtype.itemsize != len(content) - header.end():
-                raise CheckpointError(path, f"it is corrupt: it does not hold {shape} of {dtype}")
+                raise CheckpointError(path, f"it is corrupt: its size is not that of shape {shape} and dtype {dtype}")
             array = np.frombuffer(content, dtype, offset=header.end()).reshape(shape)
         except (TypeError, ValueError) as error:
             raise CheckpointError(path, f"it is corrupt ({error})") from error
-        if hash_of(array) != name:
+        if hash_array(array) != name:
             raise CheckpointError(path, "it is corrupt: its hash is not its name")
         return array
 
     def _path(self, name: str) -> Path:
-        return self.folder / f"{name}.npy"
+        return self.directory / f"{name}.npy"
 
-    def begin(self) -> None:
-        """Make the folder, without what a process that was killed has left half done. What is new counts from here."""
-        self.folder.mkdir(exist_ok=True)
+    def begin_save(self) -> None:
+        """Create the directory, remove the partial files of a killed process, and start counting new blocks."""
+        self.directory.mkdir(exist_ok=True)
         self._new = []
-        for path in self.folder.glob("*.new"):
+        for path in self.directory.glob("*.new"):
             remove_file(path)
 
-    def undo(self, needed: Collection[str]) -> None:
-        """Remove what is new and not needed, as far as that can be done."""
+    def undo_save(self, referenced: Collection[str]) -> None:
+        """Remove the blocks written since `begin_save` that no checkpoint refers to, ignoring errors."""
         for name in self._new:
-            if name not in needed:
-                self._sound.discard(name)
+            if name not in referenced:
+                self._intact.discard(name)
                 remove_file(self._path(name))
-        for path in self.folder.glob("*.new"):
+        for path in self.directory.glob("*.new"):
             remove_file(path)
 
-    def sweep(self, needed: Collection[str]) -> None:
-        """Remove blocks that are not needed, as far as that can be done. What is no block is not ours."""
-        for path in self.folder.iterdir():
-            if path.suffix == ".npy" and is_name(path.stem) and path.stem not in needed:
-                self._sound.discard(path.stem)
+    def remove_unreferenced(self, referenced: Collection[str]) -> None:
+        """Remove the blocks that no checkpoint refers to, ignoring errors. Files that are not blocks stay."""
+        for path in self.directory.iterdir():
+            if path.suffix == ".npy" and is_sha256(path.stem) and path.stem not in referenced:
+                self._intact.discard(path.stem)
                 remove_file(path)
             elif path.suffix == ".new":
                 remove_file(path)
 
 
-def _rows(array: Array) -> Iterator[Array]:
-    """Cut an array into blocks of rows."""
+def _split_rows(array: Array) -> Iterator[Array]:
+    """Yield the blocks of rows of an array."""
     if array.size == 0 or array.ndim == 0:
         yield array
         return
-    size = BLOCK
-    while array.nbytes > MOST * size:
-        size *= 2  # in steps, so that an array that grows is seldom cut anew
-    each = max(size // array[:1].nbytes, 1)
-    for begin in range(0, len(array), each):
-        yield array[begin : begin + each]
+    size = BLOCK_BYTES
+    while array.nbytes > MAX_BLOCKS * size:
+        size *= 2  # doubled, so that a growing array is rarely cut at new places
+    rows_per_block = max(size // array[:1].nbytes, 1)
+    for start in range(0, len(array), rows_per_block):
+        yield array[start : start + rows_per_block]
 
 
-def _file(part: Array) -> memoryview:
-    made = io.BytesIO()
-    np.lib.format.write_array(made, part, version=(1, 0), allow_pickle=False)
-    return made.getbuffer()
+def _npy_file(block: Array) -> memoryview:
+    buffer = io.BytesIO()
+    np.lib.format.write_array(buffer, block, version=(1, 0), allow_pickle=False)
+    return buffer.getbuffer()

@@ -1,4 +1,4 @@
-"""Files that are on the disk when a function returns, and that are read as if anybody could have made them."""
+"""Durable file I/O: a written file is on the disk when the function returns, and no file that is read is trusted."""
 
 from __future__ import annotations
 
@@ -13,49 +13,51 @@ from typing import Any, BinaryIO
 from raceway.errors import CheckpointError
 
 
-def open_own(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Return a handle of a file, having seen that it is one: a link could lead anywhere, a pipe would be waited for."""
+def open_regular_file(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Open a file and return its descriptor. Links and pipes are refused: one leads anywhere, the other blocks."""
     try:
-        handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise OSError(errno.ELOOP, "it is a link", str(path)) from error
+            raise OSError(errno.ELOOP, "it is a symbolic link", str(path)) from error
         raise
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise OSError(errno.EINVAL, "it is no file", str(path))
-    return handle
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return descriptor
 
 
-def own_folder(path: Path) -> Path:
-    """Return a folder that things are removed from, having seen that it is no link: they could be anybody's."""
+def refuse_symlink(path: Path) -> Path:
+    """Return a directory that files are removed from. A symbolic link is refused: the files could be anybody's."""
     if path.is_symlink():
-        raise CheckpointError(path, f"it is a link, to {os.readlink(path)}. Put the folder itself in its place.")
+        raise CheckpointError(
+            path, f"it is a symbolic link to {os.readlink(path)}. Put the directory itself in its place."
+        )
     return path
 
 
-def read(path: Path, size: int | None = None) -> bytes:
-    """Return what a file holds, having seen that it is one, and that it has so many bytes."""
+def read_file(path: Path, size: int | None = None) -> bytes:
+    """Return the contents of a regular file, after checking that its size is the expected one."""
     try:
-        handle = open_own(path)
+        descriptor = open_regular_file(path)
     except OSError as error:
         raise CheckpointError(path, f"it cannot be read ({error.strerror})") from error
     try:
-        about = os.fstat(handle)
-        if size is not None and about.st_size != size:
-            raise CheckpointError(path, f"it has {about.st_size:,} bytes, and {size:,} were written")
-        with open(handle, "rb", closefd=False) as file:
+        status = os.fstat(descriptor)
+        if size is not None and status.st_size != size:
+            raise CheckpointError(path, f"it has {status.st_size:,} bytes, and {size:,} were written")
+        with open(descriptor, "rb", closefd=False) as file:
             return file.read()
     except OSError as error:
         raise CheckpointError(path, f"it cannot be read ({error.strerror})") from error
     except MemoryError as error:
-        raise CheckpointError(path, f"its {about.st_size:,} bytes do not fit into memory") from error
+        raise CheckpointError(path, f"its {status.st_size:,} bytes do not fit into memory") from error
     finally:
-        os.close(handle)
+        os.close(descriptor)
 
 
-def put(path: Path, content: Any) -> None:
-    """Write a file and bring it to the disk. What is there is removed first: it could be a link to somewhere else."""
+def write_file(path: Path, content: Any) -> None:
+    """Write a file and flush it to the disk. An existing file is removed first: it could be a link out of here."""
     try:
         file = path.open("xb")
     except FileExistsError:
@@ -65,40 +67,40 @@ def put(path: Path, content: Any) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-        there = os.fstat(file.fileno()).st_size
-    if there != len(content):  # a disk that lies about what it wrote is found out before anything older is removed
-        raise OSError(errno.EIO, f"only {there:,} of {len(content):,} bytes were written", str(path))
+        written = os.fstat(file.fileno()).st_size
+    if written != len(content):  # catches a disk that reports writes it did not do, before anything older is removed
+        raise OSError(errno.EIO, f"only {written:,} of {len(content):,} bytes were written", str(path))
 
 
 def append(file: BinaryIO, content: bytes) -> None:
-    """Add to a file that is not buffered: all of it, or nothing."""
+    """Append to an unbuffered file: everything or nothing."""
     end = file.seek(0, os.SEEK_END)
     try:
-        left = memoryview(content)
-        while left:
-            left = left[file.write(left) :]
-    except BaseException:  # half of it would spoil what comes after
+        remaining = memoryview(content)
+        while remaining:
+            remaining = remaining[file.write(remaining) :]
+    except BaseException:  # a partial record would corrupt the ones that follow
         os.ftruncate(file.fileno(), end)
         raise
 
 
-def sync(folder: Path) -> None:
-    """Bring to the disk what a folder lists."""
-    handle = os.open(folder, os.O_RDONLY)
+def sync_directory(path: Path) -> None:
+    """Flush the entries of a directory to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        os.fsync(descriptor)
     finally:
-        os.close(handle)
+        os.close(descriptor)
 
 
 def remove_file(path: Path) -> None:
-    """Remove a file or a link, as far as that can be done. A folder stays."""
+    """Remove a file or link, ignoring errors. A directory stays."""
     with contextlib.suppress(OSError):
         path.unlink()
 
 
-def remove(path: Path) -> None:
-    """Remove a file or a whole folder, as far as that can be done."""
+def remove_tree(path: Path) -> None:
+    """Remove a file or a whole directory, ignoring errors."""
     try:
         path.unlink()
     except FileNotFoundError:

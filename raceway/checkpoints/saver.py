@@ -1,4 +1,4 @@
-"""When a run is saved, and what becomes of it if that fails."""
+"""When a run is saved, and what happens if saving fails."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from raceway.errors import ActorError, ConfigError
 
 _log = logging.getLogger(__name__)
 
-LONG = 2.0
-"""Seconds of an iteration after which it is saved: the next may be given up when a signal comes; see `StopSignals`."""
-START = 4.0
-"""Seconds that the first one may take besides, as workers have to start."""
-SHARE = 0.02
-"""Of the time, which saving for that reason takes at most."""
+LONG_ITERATION_SECONDS = 2.0
+"""An iteration of at least this length is followed by a save: a signal may abandon the next one; see `StopSignals`."""
+STARTUP_SECONDS = 4.0
+"""Extra time for the first iteration, in which workers start."""
+MAX_SAVE_SHARE = 0.02
+"""Largest share of the time that saving after long iterations may take."""
 
 
 class Saver:
-    """Saves a run after so many steps of environments, after so many seconds, and after every long iteration.
+    """Saves a run every n environment steps, every n seconds, and after every long iteration.
 
     Args:
-        checkpoints: where.
-        every: steps of environments between two; None for no such rule.
-        seconds: between two; 0 for no such rule.
-        clock: that these are counted by.
+        checkpoints: where checkpoints are saved.
+        every: environment steps between two saves; None disables this rule.
+        seconds: seconds between two saves; 0 disables this rule.
+        clock: the clock that `seconds` refers to.
     """
 
     def __init__(
@@ -35,60 +35,60 @@ class Saver:
     ) -> None:
         self.checkpoints, self.every, self.seconds, self._clock = checkpoints, every, seconds, clock
         self.last: Checkpoint | None = None
-        self.spent: float | None = None
-        """Seconds that the last one took, until somebody has read it."""
+        self._unreported_seconds: float | None = None
         self._saved_steps: int | None = None
-        self._tried_steps, self._tried_at = 0, clock()
-        self._cost, self._asked_at = 0.0, self._tried_at + START
+        self._attempt_steps, self._attempt_time = 0, clock()
+        self._cost, self._iteration_start = 0.0, self._attempt_time + STARTUP_SECONDS
         self._failing = False
 
     def start(self, last: Checkpoint | None, steps: int) -> None:
-        """Count from now on, after a checkpoint that there is."""
+        """Count steps and seconds from now, after an existing checkpoint."""
         self.last, self._saved_steps = last, steps
-        self._tried_steps, self._tried_at = steps, self._clock()
-        self._asked_at = self._tried_at + START
+        self._attempt_steps, self._attempt_time = steps, self._clock()
+        self._iteration_start = self._attempt_time + STARTUP_SECONDS
 
     def due(self, steps: int) -> bool:
-        """Whether it is time; asked once after every iteration."""
+        """Whether a save is due. Call it once after every iteration: it measures how long the iteration took."""
         now = self._clock()
-        took, since = now - self._asked_at, now - self._tried_at
-        self._asked_at = now
-        if self.every is not None and steps // self.every > self._tried_steps // self.every:
+        iteration_seconds, since_attempt = now - self._iteration_start, now - self._attempt_time
+        self._iteration_start = now
+        if self.every is not None and steps // self.every > self._attempt_steps // self.every:
             return True
-        return (0 < self.seconds <= since) or (took >= LONG and self._cost <= SHARE * since)
+        is_long = iteration_seconds >= LONG_ITERATION_SECONDS
+        return (0 < self.seconds <= since_attempt) or (is_long and self._cost <= MAX_SAVE_SHARE * since_attempt)
 
     def save(self, state: Callable[[], Any], about: Mapping[str, Any]) -> Checkpoint | None:
-        """Save what a function returns. If that cannot be done now, it is said once, and tried again when due."""
+        """Save the state that a function returns. A failure is logged once, and saving is retried when it is due."""
         if self.last is not None and about["steps"] == self._saved_steps and not self._failing:
             return self.last
-        begin = self._clock()
+        start = self._clock()
         try:
-            found = state()
-        except ActorError as error:  # a worker died while it was asked
-            self._failed(error)
+            value = state()
+        except ActorError as error:  # a worker died while its state was read
+            self._handle_failure(error)
         else:
-            self._write(found, about)
-        self._tried_steps, self._tried_at = about["steps"], self._clock()
-        self.spent = self._cost = self._tried_at - begin
-        self._asked_at = max(self._asked_at, self._tried_at)
+            self._write(value, about)
+        self._attempt_steps, self._attempt_time = about["steps"], self._clock()
+        self._unreported_seconds = self._cost = self._attempt_time - start
+        self._iteration_start = max(self._iteration_start, self._attempt_time)
         return None if self._failing else self.last
 
     def _write(self, state: Any, about: Mapping[str, Any]) -> None:
         try:
             self.last = self.checkpoints.save(state, about)
-        except (OSError, ConfigError) as error:  # no room; or something that is no data
-            self._failed(error)
+        except (OSError, ConfigError) as error:  # a full disk, or a value that cannot be saved
+            self._handle_failure(error)
             return
         if self._failing:
-            _log.warning("checkpoints are saved again")
+            _log.warning("checkpoints can be saved again")
         self._failing, self._saved_steps = False, about["steps"]
 
-    def _failed(self, error: Exception) -> None:
+    def _handle_failure(self, error: Exception) -> None:
         if not self._failing:
-            _log.warning("no checkpoint could be saved: %s. Training goes on, and so do later attempts", error)
+            _log.warning("the checkpoint could not be saved: %s. Training continues, and saving is retried", error)
         self._failing = True
 
-    def seconds_spent(self) -> dict[str, float]:
-        """Return how long the last one took, once, as a figure."""
-        spent, self.spent = self.spent, None
-        return {} if spent is None else {"time/save_seconds": spent}
+    def pop_metrics(self) -> dict[str, float]:
+        """Return the seconds that the last save took, once."""
+        seconds, self._unreported_seconds = self._unreported_seconds, None
+        return {} if seconds is None else {"time/save_seconds": seconds}

@@ -1,18 +1,18 @@
-"""Checkpoints: folders of plain data that are there whole or not at all.
+"""Checkpoints: directories of plain data that exist completely or not at all.
 
     checkpoints/
-      000000204800/             named by steps of environments
-        manifest.json           sizes and hashes of the files beside it, and of the blocks that they need
-        state.json              the state, but for its arrays
-        state.safetensors       arrays, by where they stand in the state
-        policy.safetensors      the weights of the policy, by their names
-      blocks/<sha256>.npy       parts of long arrays, such as replay, which checkpoints share
+      000000204800/             named by environment steps
+        manifest.json           sizes and hashes of the files beside it, and the names of the blocks they need
+        state.json              the state without its arrays
+        state.safetensors       arrays, by their path in the state
+        policy.safetensors      the weights of the policy, by parameter name
+      blocks/<sha256>.npy       parts of large arrays, such as replay, shared by checkpoints
 
-A long array is cut into blocks of rows that are named by what they hold, so only those that have changed since the last
-checkpoint are written. Everything is written aside, brought to the disk, and then renamed.
+A large array is cut into blocks of rows named by the hash of their contents, so only blocks that changed since the last
+checkpoint are written. Everything is written under a temporary name, flushed to the disk, and then renamed.
 
-Reading one believes nothing: each file is checked against the manifest, nothing in it is run or imported, and no file
-is looked for outside the folder. What cannot be read is a `CheckpointError` that names the file and says why.
+Reading trusts nothing: each file is checked against the manifest, nothing in it is run or imported, and no file outside
+the directory is opened. Anything unreadable is a `CheckpointError` that names the file and the reason.
 """
 
 from __future__ import annotations
@@ -32,91 +32,95 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
-from raceway.checkpoints import manifest as manifest_file
-from raceway.checkpoints.blocks import Blocks, is_long
-from raceway.checkpoints.encoding import Array, Arrays, decode, digest, encode, hash_of
-from raceway.checkpoints.files import own_folder, put, read, remove, sync
-from raceway.checkpoints.manifest import UNREADABLE, sha256_of
+from raceway.checkpoints.blocks import BlockStore, is_large
+from raceway.checkpoints.encoding import Array, Arrays, decode, encode, hash_array, hash_state
+from raceway.checkpoints.files import read_file, refuse_symlink, remove_tree, sync_directory, write_file
+from raceway.checkpoints.manifest import MALFORMED, encode_manifest, read_manifest, sha256_of
 from raceway.checks import check_int
 from raceway.errors import CheckpointError
 
-POLICY = "state/learner/policy/"
-"""Where the weights of the policy stand in a state."""
-
-_TENSORS = frozenset(np.dtype(one).newbyteorder("<").str for one in "?bBhHiIqQefd")
-"""Types of arrays that a file of tensors gives back as they were; others are written as blocks."""
+POLICY_PREFIX = "state/learner/policy/"
+"""Path of the policy's weights in a state."""
+_NEW, _OLD, _REPLACED = ".new-", ".old-", ".was-"
+"""Prefixes of the names of checkpoints that are being written, removed, or replaced."""
+_TENSOR_DTYPES = frozenset(np.dtype(code).newbyteorder("<").str for code in "?bBhHiIqQefd")
+"""Dtypes that a safetensors file preserves exactly. Arrays of other dtypes are stored as blocks."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint."""
+    """One checkpoint. Its files are read on demand, and verified."""
 
     path: Path
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
-        """What is said of it, having been checked."""
-        path = own_folder(self.path) / "manifest.json"
-        body = manifest_file.read(path)
+        """The body of its manifest, after checking it."""
+        path = refuse_symlink(self.path) / "manifest.json"
+        body = read_manifest(path)
         if self.path.name.isdigit() and body["about"]["steps"] != self.steps:
-            raise CheckpointError(path, f"it is of another checkpoint, of {body['about']['steps']} steps")
+            raise CheckpointError(path, f"it belongs to another checkpoint, at {body['about']['steps']} steps")
         return body
 
     @property
     def steps(self) -> int:
-        """Steps of environments, by its name."""
-        return int(self.path.name.removeprefix(_WAS))
+        """Environment steps, from its directory's name."""
+        return int(self.path.name.removeprefix(_REPLACED))
 
     @property
     def about(self) -> dict[str, Any]:
-        """What was known of the run when it was saved: `steps`, `mean_return`, `score` and the like."""
+        """A description of the run when it was saved: `steps`, `mean_return`, `score` and others."""
         return self.manifest["about"]
 
     @property
     def sha256(self) -> str:
-        """A hash of the whole state, but for wall times."""
+        """A hash of the whole state except wall-clock times and worker names."""
         return self.manifest["state_sha256"]
 
     def weights(self) -> Arrays:
-        """Return the weights of the policy, by their names."""
-        blocks = {name[len(POLICY) :]: self._long(name) for name in self.manifest["blocks"] if name.startswith(POLICY)}
-        return self._tensors("policy.safetensors") | blocks
+        """Return the weights of the policy, by parameter name."""
+        large = {
+            name[len(POLICY_PREFIX) :]: self._read_blocks(name)
+            for name in self.manifest["blocks"]
+            if name.startswith(POLICY_PREFIX)
+        }
+        return self._read_tensors("policy.safetensors") | large
 
     def state(self) -> Any:
-        """Return the whole state, with writable arrays of its own."""
-        doc = self._document()
-        arrays = self._tensors("state.safetensors")
-        arrays |= {POLICY + name: array for name, array in self._tensors("policy.safetensors").items()}
-        arrays |= {name: self._long(name) for name in self.manifest["blocks"]}
+        """Return the whole state, with new, writable arrays."""
+        doc = self._read_document()
+        arrays = self._read_tensors("state.safetensors")
+        arrays |= {POLICY_PREFIX + name: array for name, array in self._read_tensors("policy.safetensors").items()}
+        arrays |= {name: self._read_blocks(name) for name in self.manifest["blocks"]}
         try:
             return decode(doc, arrays)
-        except (MemoryError, *UNREADABLE) as error:
+        except (MemoryError, *MALFORMED) as error:
             raise CheckpointError(self.path / "state.json", f"its state cannot be read ({error!r})") from error
 
-    def _document(self) -> Any:
+    def _read_document(self) -> Any:
         try:
-            return json.loads(self._verified("state.json"))
+            return json.loads(self._read_verified("state.json"))
         except (MemoryError, RecursionError, ValueError) as error:
             raise CheckpointError(self.path / "state.json", f"it cannot be read ({error})") from error
 
-    def _tensors(self, name: str) -> Arrays:
+    def _read_tensors(self, name: str) -> Arrays:
         try:
-            return {key: np.array(array) for key, array in load_tensors(self._verified(name)).items()}
-        except (SafetensorError, MemoryError, *UNREADABLE) as error:
+            return {key: np.array(array) for key, array in load_tensors(self._read_verified(name)).items()}
+        except (SafetensorError, MemoryError, *MALFORMED) as error:
             raise CheckpointError(self.path / name, f"it cannot be read ({error})") from error
 
-    def _long(self, name: str) -> Array:
-        return Blocks(self.path.parent / "blocks").get(self.manifest["blocks"][name])
+    def _read_blocks(self, name: str) -> Array:
+        return BlockStore(self.path.parent / "blocks").get(self.manifest["blocks"][name])
 
-    def _verified(self, name: str) -> bytes:
-        """Return the contents of a file, which are what was written."""
-        told = self.manifest["files"].get(name)
-        if told is None:
-            raise CheckpointError(self.path / "manifest.json", f"it does not tell of {name}")
-        content = read(self.path / name, told["size"])
-        if sha256_of(content) != told["sha256"]:
-            raise CheckpointError(self.path / name, "it is corrupt: its hash is not what was written")
+    def _read_verified(self, name: str) -> bytes:
+        """Return the contents of a file, after checking its size and hash."""
+        entry = self.manifest["files"].get(name)
+        if entry is None:
+            raise CheckpointError(self.path / "manifest.json", f"it has no entry for {name}")
+        content = read_file(self.path / name, entry["size"])
+        if sha256_of(content) != entry["sha256"]:
+            raise CheckpointError(self.path / name, "it is corrupt: its hash is not the one in the manifest")
         return content
 
 
@@ -124,159 +128,170 @@ class Checkpoints:
     """The checkpoints of a run: the latest few, and the best.
 
     Args:
-        folder: where they are.
-        keep: how many of the latest stay.
+        directory: the directory that holds them.
+        keep: number of latest checkpoints that are kept.
     """
 
-    def __init__(self, folder: str | Path, keep: int = 3) -> None:
-        self.folder, self.keep = own_folder(Path(folder)), check_int("keep", keep)
-        self._blocks = Blocks(self.folder / "blocks")
-        self._cluttered = False  # whether it was said that old ones stay
+    def __init__(self, directory: str | Path, keep: int = 3) -> None:
+        self.directory, self.keep = refuse_symlink(Path(directory)), check_int("keep", keep)
+        self._blocks = BlockStore(self.directory / "blocks")
+        self._prune_failing = False  # so that the warning is logged once
 
     def all(self) -> list[Checkpoint]:
-        """Return those that are there, the oldest first. Nothing is checked."""
-        if not self.folder.is_dir():
+        """Return all checkpoints, oldest first, without checking them."""
+        if not self.directory.is_dir():
             return []
-        names = {path.name for path in self.folder.iterdir()}
-        final = {name.removeprefix(_WAS) for name in names}
-        there = [name if name in names else _WAS + name for name in final if name.isascii() and name.isdigit()]
-        return sorted((Checkpoint(self.folder / name) for name in there), key=lambda one: (one.steps, one.path.name))
+        entries = {path.name for path in self.directory.iterdir()}
+        final_names = {name.removeprefix(_REPLACED) for name in entries}
+        names = [
+            name if name in entries else _REPLACED + name for name in final_names if name.isascii() and name.isdigit()
+        ]
+        checkpoints = (Checkpoint(self.directory / name) for name in names)
+        return sorted(checkpoints, key=lambda checkpoint: (checkpoint.steps, checkpoint.path.name))
 
     def find(self, which: str | int = "latest") -> Checkpoint:
-        """Return the `latest`, the `best`, or that of so many steps, having checked what it says of itself."""
-        there = self.all()
-        if not there:
-            raise CheckpointError(self.folder, "there is no checkpoint. It may have ended before the first was due.")
+        """Return the `latest` checkpoint, the `best`, or the one at a number of steps, after checking its manifest."""
+        checkpoints = self.all()
+        if not checkpoints:
+            raise CheckpointError(
+                self.directory, "there is no checkpoint. The run may have ended before the first one."
+            )
         if which == "best":
             return self.best() or self.find("latest")
-        found = there[-1] if which == "latest" else {str(one.steps): one for one in there}.get(str(which))
-        if found is None:
-            steps = ", ".join(str(one.steps) for one in there)
-            raise CheckpointError(self.folder, f"there is no checkpoint of {which} steps. There are: {steps}")
-        found.manifest  # noqa: B018 - is read, and checked
-        return found
+        by_steps = {str(checkpoint.steps): checkpoint for checkpoint in checkpoints}
+        checkpoint = checkpoints[-1] if which == "latest" else by_steps.get(str(which))
+        if checkpoint is None:
+            raise CheckpointError(
+                self.directory, f"there is no checkpoint at {which} steps. There are: {', '.join(by_steps)}"
+            )
+        checkpoint.manifest  # noqa: B018 - reading it checks it
+        return checkpoint
 
     def best(self) -> Checkpoint | None:
-        """Return the one with the highest score, if any has one; of equal ones the latest."""
-        scored = [(score, one.steps, one) for one in self.all() if (score := _score(one)) is not None]
+        """Return the checkpoint with the highest score, the latest of equals, or None if none has a score."""
+        scored = [
+            (score, checkpoint.steps, checkpoint)
+            for checkpoint in self.all()
+            if (score := _score(checkpoint)) is not None
+        ]
         return max(scored, key=lambda entry: entry[:2])[2] if scored else None
 
-    def newest_good(self, read: Callable[[Checkpoint], Any] = Checkpoint.state) -> tuple[Checkpoint, Any]:
-        """Return the latest that can be read, with its state or what else is read. Those that cannot are told of."""
-        problems: list[CheckpointError] = []
-        for one in reversed(self.all()):
+    def newest_readable(self, read: Callable[[Checkpoint], Any] = Checkpoint.state) -> tuple[Checkpoint, Any]:
+        """Return the latest checkpoint that can be read, and what `read` returns for it. Log those that cannot."""
+        errors: list[CheckpointError] = []
+        for checkpoint in reversed(self.all()):
             try:
-                found = one, read(one)
+                value = read(checkpoint)
             except CheckpointError as error:
-                problems.append(error)
+                errors.append(error)
                 continue
-            for problem in problems:
-                _log.warning("a checkpoint cannot be read: %s. Going on from the one before, %s", problem, one.path)
-            return found
-        raise problems[0] if problems else CheckpointError(self.folder, "there is no checkpoint to go on from")
+            for problem in errors:
+                _log.warning("a checkpoint cannot be read: %s. Using an earlier one, %s", problem, checkpoint.path)
+            return checkpoint, value
+        raise errors[0] if errors else CheckpointError(self.directory, "there is no checkpoint to resume from")
 
     def save(self, state: Any, about: Mapping[str, Any]) -> Checkpoint:
-        """Write a state, and remove what is not to be kept. An OSError leaves what was there as it was."""
-        final = self.folder / f"{about['steps']:012d}"
-        aside = self.folder / f"{_NEW}{final.name}"
-        self._begin()
+        """Save a state, and remove checkpoints that are no longer kept. An OSError leaves the others unchanged."""
+        final = self.directory / f"{about['steps']:012d}"
+        temporary = self.directory / f"{_NEW}{final.name}"
+        self._begin_save()
         try:
-            self._write(aside, state, about)
-            if os.path.lexists(final):  # one that was gone back behind; `all` finds it under either name
-                os.rename(final, self.folder / f"{_WAS}{final.name}")
-            os.rename(aside, final)
-            sync(self.folder)
+            self._write(temporary, state, about)
+            if os.path.lexists(final):  # the run resumed from an earlier one; `all` finds it under either name
+                os.rename(final, self.directory / f"{_REPLACED}{final.name}")
+            os.rename(temporary, final)
+            sync_directory(self.directory)
         except BaseException:
-            self.tidy()
-            self._blocks.undo(self._needed()[0])
+            self.clean_up()
+            self._blocks.undo_save(self._referenced_blocks()[0])
             raise
         self._prune(int(about["steps"]))
         return Checkpoint(final)
 
-    def _begin(self) -> None:
-        if not self.folder.is_dir():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            sync(self.folder.parent)
-        self.tidy()
-        self._blocks.begin()
+    def _begin_save(self) -> None:
+        if not self.directory.is_dir():
+            self.directory.mkdir(parents=True, exist_ok=True)
+            sync_directory(self.directory.parent)
+        self.clean_up()
+        self._blocks.begin_save()
 
-    def _write(self, folder: Path, state: Any, about: Mapping[str, Any]) -> None:
+    def _write(self, directory: Path, state: Any, about: Mapping[str, Any]) -> None:
         doc, arrays = encode(state)
-        policy = {name: array for name, array in arrays.items() if name.startswith(POLICY) and _is_tensor(array)}
-        short = {
+        policy = {name: array for name, array in arrays.items() if name.startswith(POLICY_PREFIX) and _is_tensor(array)}
+        small = {
             name: array
             for name, array in arrays.items()
-            if name not in policy and _is_tensor(array) and not is_long(array)
+            if name not in policy and _is_tensor(array) and not is_large(array)
         }
-        blocks = {name: self._blocks.put(arrays[name]) for name in arrays if name not in policy and name not in short}
-        hashes = {name: hash_of(array) for name, array in {**policy, **short}.items()}
-        hashes |= {name: sha256_of("".join(parts).encode()) for name, parts in blocks.items()}
+        blocks = {name: self._blocks.put(arrays[name]) for name in arrays if name not in policy and name not in small}
+        hashes = {name: hash_array(array) for name, array in {**policy, **small}.items()}
+        hashes |= {name: sha256_of("".join(names).encode()) for name, names in blocks.items()}
         contents = {
             "state.json": json.dumps(doc).encode(),
-            "state.safetensors": _tensor_file(short),
-            "policy.safetensors": _tensor_file({name[len(POLICY) :]: array for name, array in policy.items()}),
+            "state.safetensors": _tensor_file(small),
+            "policy.safetensors": _tensor_file({name[len(POLICY_PREFIX) :]: array for name, array in policy.items()}),
         }
-        manifest = manifest_file.file_of(contents, blocks, digest(doc, hashes), about)
-        folder.mkdir()
-        for name, text in {**contents, "manifest.json": manifest}.items():
-            put(folder / name, text)
-        sync(folder)
-        sync(self.folder / "blocks")
+        manifest = encode_manifest(contents, blocks, hash_state(doc, hashes), about)
+        directory.mkdir()
+        for name, content in {**contents, "manifest.json": manifest}.items():
+            write_file(directory / name, content)
+        sync_directory(directory)
+        sync_directory(self.directory / "blocks")
 
-    def tidy(self) -> None:
-        """Remove what a run that was killed has left half done, and put back what it was about to replace."""
-        for path in self.folder.glob(f"{_WAS}*"):
-            final = self.folder / path.name.removeprefix(_WAS)
+    def clean_up(self) -> None:
+        """Remove the partial checkpoint of a killed run, and put back the one that it was about to replace."""
+        for path in self.directory.glob(f"{_REPLACED}*"):
+            final = self.directory / path.name.removeprefix(_REPLACED)
             if os.path.lexists(final):
-                remove(path)
+                remove_tree(path)
             else:
                 os.rename(path, final)
         for pattern in (f"{_NEW}*", f"{_OLD}*"):
-            for path in self.folder.glob(pattern):
-                remove(path)
+            for path in self.directory.glob(pattern):
+                remove_tree(path)
 
     def _prune(self, steps: int) -> None:
-        """Remove what is not to be kept. Of what is later than the last, none could be gone on from: none counts."""
-        there, best = [one for one in self.all() if one.steps <= steps], self.best()
+        """Remove checkpoints that are no longer kept.
+
+        Those after `steps`, the last one saved, do not count as latest: the run could not resume from any of them.
+        """
+        checkpoints, best = [checkpoint for checkpoint in self.all() if checkpoint.steps <= steps], self.best()
         try:
-            for one in there[: -self.keep]:
-                if best is None or one.path != best.path:
-                    os.rename(one.path, self.folder / f"{_OLD}{one.path.name}")
-            self.tidy()
-            needed, known = self._needed()
-            if known:
-                self._blocks.sweep(needed)
-            self._cluttered = False
+            for checkpoint in checkpoints[: -self.keep]:
+                if best is None or checkpoint.path != best.path:
+                    os.rename(checkpoint.path, self.directory / f"{_OLD}{checkpoint.path.name}")
+            self.clean_up()
+            referenced, complete = self._referenced_blocks()
+            if complete:
+                self._blocks.remove_unreferenced(referenced)
+            self._prune_failing = False
         except OSError as error:
-            if not self._cluttered:
-                _log.warning("old checkpoints cannot be removed from %s: %s", self.folder, error)
-            self._cluttered = True
+            if not self._prune_failing:
+                _log.warning("old checkpoints in %s cannot be removed: %s", self.directory, error)
+            self._prune_failing = True
 
-    def _needed(self) -> tuple[set[str], bool]:
-        """Return the blocks that checkpoints need, and whether all are known: one to be mended may need others."""
-        needed: set[str] = set()
-        known = True
-        for one in self.all():
+    def _referenced_blocks(self) -> tuple[set[str], bool]:
+        """Return the blocks that checkpoints refer to, and whether this is all: an unreadable one may need others."""
+        referenced: set[str] = set()
+        complete = True
+        for checkpoint in self.all():
             try:
-                needed.update(name for names in one.manifest["blocks"].values() for name in names)
+                referenced.update(name for names in checkpoint.manifest["blocks"].values() for name in names)
             except CheckpointError:
-                known = False
-        return needed, known
+                complete = False
+        return referenced, complete
 
 
-_NEW, _OLD, _WAS = ".new-", ".old-", ".was-"  # being written; being removed; being replaced
-
-
-def _score(one: Checkpoint) -> float | None:
+def _score(checkpoint: Checkpoint) -> float | None:
     try:
-        score = one.about.get("score")
+        score = checkpoint.about.get("score")
     except CheckpointError:
         return None
     return score if isinstance(score, (int, float)) and not math.isnan(score) else None
 
 
 def _is_tensor(array: Array) -> bool:
-    return array.dtype.str in _TENSORS
+    return array.dtype.str in _TENSOR_DTYPES
 
 
 def _tensor_file(arrays: Arrays) -> bytes:

@@ -1,1 +1,1 @@
-"""Commands of the command line that have a file of their own."""
+"""The commands of the command line: one module per command, each with `run(arguments)`, and modules that they share."""

@@ -1,4 +1,4 @@
-"""One call and its outcome: references among its arguments, running it, and its error on the way back."""
+"""One call: references among its arguments, running it, and sending its error back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from raceway.errors import RemoteError
 
 
 class ArgRef:
-    """Stands in an encoded call for a Ref among the arguments: where the call runs it becomes the value."""
+    """Stands for a `Ref` among the arguments of an encoded call; replaced by its value where the call runs."""
 
     __slots__ = ("id",)
 
@@ -25,8 +25,8 @@ class ArgRef:
         return ArgRef, (self.id,)
 
 
-class Home:
-    """Where an actor's object lives, with room beside it for what functions sent there keep (a flow its shards)."""
+class ActorContext:
+    """An actor's object, and the guests beside it: objects that functions sent there keep, such as a flow's shards."""
 
     __slots__ = ("guests", "object")
 
@@ -35,11 +35,16 @@ class Home:
         self.guests: dict[Any, Any] = {}
 
 
-def run_call(home: Home, call: tuple[Any, tuple[Any, ...], dict[str, Any]], read: Callable[[int], Any]) -> Any:
-    """Run one decoded call, reading the references among its arguments.
+def run_call(
+    context: ActorContext, call: tuple[Any, tuple[Any, ...], dict[str, Any]], read: Callable[[int], Any]
+) -> Any:
+    """Run a decoded call, after reading the references among its arguments.
 
-    What is called is a method of the actor's object, by name; a method of a guest, by both their names (None if the
-    guest is not there); or a function of the home.
+    Args:
+        context: where it runs.
+        call: its callee, args and kwargs. The callee is the name of a method of the actor's object; or the names of a
+            guest and of a method of it, which returns None if there is no such guest; or a function of the context.
+        read: reads a stored value by its id.
     """
     method, args, kwargs = call
     for arg in args:
@@ -49,60 +54,71 @@ def run_call(home: Home, call: tuple[Any, tuple[Any, ...], dict[str, Any]], read
     if kwargs:
         kwargs = {key: read(arg.id) if type(arg) is ArgRef else arg for key, arg in kwargs.items()}
     if type(method) is str:
-        return getattr(home.object, method)(*args, **kwargs)
+        return getattr(context.object, method)(*args, **kwargs)
     if type(method) is tuple:
-        guest = home.guests.get(method[0])
+        guest = context.guests.get(method[0])
         return None if guest is None else getattr(guest, method[1])(*args, **kwargs)
-    return method(home, *args, **kwargs)
+    return method(context, *args, **kwargs)
 
 
-def name_of(method: Any) -> str:
-    """Return what a called method or function is named in errors."""
+def method_name(method: Any) -> str:
+    """Return the name of a called method or function, for errors.
+
+    >>> method_name("step"), method_name(("shard", "pull")), method_name(len)
+    ('step', 'pull', 'len')
+    """
     method = method[1] if isinstance(method, tuple) else method
     return method if isinstance(method, str) else str(getattr(method, "__name__", type(method).__name__))
 
 
-def describe_error(error: BaseException, actor: str, method: str, skip: int = 1) -> Payload:
-    """Encode an exception with its traceback as text; the exception itself too if it survives the journey."""
+def encode_error(error: BaseException, actor: str, method: str, skip: int = 1) -> Payload:
+    """Encode an exception: its traceback as text, and the exception itself if it can be pickled and unpickled.
+
+    Args:
+        error: the exception.
+        actor: the name of the actor that raised it.
+        method: the name of the method that raised it.
+        skip: the number of outer frames to leave out of the traceback: the engine's own, of no use to the user.
+    """
     trace = error.__traceback__
-    for _ in range(skip):  # the engine's own frames say nothing to the user
+    for _ in range(skip):
         trace = trace.tb_next if trace is not None and trace.tb_next is not None else trace
     text = "".join(traceback.format_exception(type(error), error, trace))
-    travels = isinstance(error, Exception)  # not SystemExit and the like: they must not end the driver
+    can_travel = isinstance(error, Exception)  # not SystemExit and the like: they must not end the driver
     try:
         message = str(error)
-    except Exception:  # nor one that fails whoever wants to see it
-        message, travels = "(its message cannot be shown)", False
-    told = (type(error).__qualname__, message, actor, method, text)
-    if isinstance(error.__cause__, RemoteError):  # passed on: where it came from says more
-        told = error.__cause__.args
-    if travels:
+    except Exception:  # it would fail in the driver as well
+        message, can_travel = "(its message cannot be shown)", False
+    remote_args = (type(error).__qualname__, message, actor, method, text)
+    if isinstance(error.__cause__, RemoteError):  # raised in another process, whose traceback says more
+        remote_args = error.__cause__.args
+    if can_travel:
         try:
-            payload = _codec.encode((error, told))
+            payload = _codec.encode((error, remote_args))
             if type(_codec.decode(payload)[0]) is type(error):
                 return payload
         except Exception:
-            pass  # it cannot be pickled, or not unpickled: its text goes alone
-    return _codec.encode((None, told))
+            pass  # it cannot be pickled or unpickled: send only its text
+    return _codec.encode((None, remote_args))
 
 
-def revive_error(payload: Payload) -> BaseException:
-    """Return the exception that `describe_error` encoded, with the remote traceback as its cause."""
+def decode_error(payload: Payload) -> BaseException:
+    """Return the exception that `encode_error` encoded, with the remote traceback as its cause."""
     try:
-        error, told = _codec.decode(payload)
+        error, remote_args = _codec.decode(payload)
     except Exception as failure:
         return RemoteError(
             type(failure).__qualname__, f"the error of a call cannot be unpickled: {failure}", "?", "?", ""
         )
-    remote = RemoteError(*told)
+    remote = RemoteError(*remote_args)
     if error is None:
         return remote
     error.__cause__ = remote
     return error  # type: ignore[no-any-return]
 
 
-def owned(payload: Payload) -> Payload:
-    """Copy buffers that belong to the caller, so that what it does with them later is not seen."""
+def copy_buffers(payload: Payload) -> Payload:
+    """Return the payload with copies of its buffers, so that the caller may change the originals."""
     buffers = []
     for buffer in payload.buffers:
         copy = np.frombuffer(buffer, np.uint8).copy()

@@ -1,11 +1,11 @@
-"""Values to bytes and back, with array memory kept apart so that it is copied once and never pickled.
+"""Encode values as bytes and back. The memory of arrays is kept out of the pickle, so it is copied only once.
 
 A value becomes a `Payload`: a pickle of its structure, the raw memory of its larger arrays, and the handles
-(references to things the driver keeps) found inside it. Numpy arrays come back as read-only views of wherever the
-engine put the memory; torch tensors come back private and writable.
+(references to things in the driver) that it contains. Numpy arrays are decoded as read-only views of the memory in
+which the engine put them; torch tensors are decoded as private, writable copies.
 
-Written by hand because neither pickle nor cloudpickle alone does it: pickle is fast but sends `__main__` by name,
-cloudpickle sends it by value but costs ten times as much a message. So pickle is tried first and cloudpickle takes over
+Written by hand because neither pickle nor cloudpickle is enough: pickle is fast but sends `__main__` by name,
+cloudpickle sends it by value but costs ten times as much per message. So pickle is tried first, and cloudpickle is used
 when the value needs it.
 """
 
@@ -29,13 +29,20 @@ if TYPE_CHECKING:
     from raceway.engine._handles import Handle
 
 INLINE_BYTES = 32 * 1024
-"""Arrays up to this size ride inside the pickle: below it a copy is cheaper than a slot of shared memory."""
+"""Arrays up to this size are part of the pickle: a copy is cheaper than a block of shared memory."""
 
-_PLAIN_KINDS = frozenset("biufcmMSU")  # dtypes whose `str` says all; others (records, bfloat16) are pickled whole
+_PLAIN_KINDS = frozenset("biufcmMSU")  # dtypes defined by their `str`; others (records, bfloat16) are pickled
 
 
 class Payload:
-    """One encoded value. `keep` holds on to whatever must outlive it (handles, a lease on shared memory)."""
+    """An encoded value.
+
+    Attributes:
+        body: the pickle.
+        buffers: the memory of its larger arrays.
+        handles: the handles it contains, or None.
+        keep: anything that must stay alive as long as the payload.
+    """
 
     __slots__ = ("body", "buffers", "handles", "keep")
 
@@ -49,7 +56,7 @@ class Payload:
 
     @property
     def size(self) -> int:
-        """How many bytes it has."""
+        """The number of bytes in the body and the buffers."""
         size = len(self.body)
         for buffer in self.buffers:
             size += buffer.nbytes
@@ -57,56 +64,64 @@ class Payload:
 
 
 def encode(value: object, name: str = "value") -> Payload:
-    """Encode a value; raise `SerializationError` naming the part at fault if it cannot travel."""
-    if type(value) in _ATOMS:
+    """Encode a value.
+
+    Args:
+        value: the value.
+        name: how errors refer to it.
+
+    Raises:
+        SerializationError: it cannot be pickled; the message names the part at fault.
+    """
+    if type(value) in _ATOMIC_TYPES:
         return Payload(pickle.dumps(value, 5), [])
-    encoder = _encoders.mine
-    if encoder.busy:  # a __reduce__ that encodes something itself
+    encoder = _encoders.current
+    if encoder.busy:  # called by a __reduce__ that encodes something itself
         encoder = _Encoder()
-    outer, _encoders.mine = _encoders.mine, encoder
+    outer, _encoders.current = _encoders.current, encoder
     try:
         return encoder.encode(value)
     except SerializationError:
         raise
     except Exception as error:
-        where, part, reason = _find_culprit(value, name, error)
+        path, part, reason = _find_unpicklable(value, name, error)
         raise SerializationError(
-            f"cannot send {where}: {_shown(part)} of type {type(part).__qualname__} cannot be pickled "
-            f"({type(reason).__name__}: {reason}). Leave it out (with a __getstate__), or make it in the worker."
+            f"cannot send {path}: {_truncated_repr(part)} of type {type(part).__qualname__} cannot be pickled "
+            f"({type(reason).__name__}: {reason}). Leave it out (with a __getstate__), or create it in the worker."
         ) from error
     finally:
-        _encoders.mine = outer
+        _encoders.current = outer
 
 
 def decode(payload: Payload) -> Any:
-    """Rebuild the value. Numpy arrays are views of the payload's buffers; torch tensors are copies."""
+    """Return the value. Numpy arrays are views of the payload's buffers; torch tensors are copies."""
     return pickle.loads(payload.body, buffers=payload.buffers)
 
 
-def note_handle(handle: Handle) -> None:
-    """Tell the encode now running that the value holds `handle`; called by its `__reduce__`."""
-    if not _encoders.mine.busy:
+def register_handle(handle: Handle) -> None:
+    """Add a handle to the payload that is being encoded; called by the handle's `__reduce__`."""
+    if not _encoders.current.busy:
         raise SerializationError(
-            f"{handle!r} cannot be pickled by itself: it means something only inside the run that made it. "
+            f"{handle!r} cannot be pickled: it is valid only within the run that created it. "
             "Pass it to a call, or save the value it refers to."
         )
-    _encoders.mine.handles.append(handle)
+    _encoders.current.handles.append(handle)
 
 
 class _Encoder:
-    """A pickler that is used again and again: making one costs as much as encoding a small message."""
+    """A pickler that is reused: creating one costs as much as encoding a small message."""
 
     def __init__(self) -> None:
         self.busy = False
         self.handles: list[Handle] = []
         self.buffers: list[Any] = []
         self._out = io.BytesIO()
-        self._pickler = pickle.Pickler(self._out, 5, buffer_callback=self._collect)
-        self._pickler.dispatch_table = _TABLE
+        self._pickler = pickle.Pickler(self._out, 5, buffer_callback=self._add_buffer)
+        self._pickler.dispatch_table = _DISPATCH_TABLE
 
     def encode(self, value: object) -> Payload:
-        if len(_TABLE) == 1:
-            _learn_torch()
+        if len(_DISPATCH_TABLE) == 1:
+            _register_torch()
         self.busy = True
         try:
             try:
@@ -115,14 +130,14 @@ class _Encoder:
             except SerializationError:
                 raise
             except Exception:
-                body = self._cloud_dump(value)  # lambdas, local classes, or nothing can do it
+                body = self._cloudpickle(value)  # lambdas and local classes, unless nothing can pickle it
             else:
-                # A reference to the driver's __main__ by name would load as the worker's own __main__.
+                # In the worker, a reference to `__main__` by name would be to the worker's own `__main__`.
                 if b"__main__" in body:
-                    body = self._cloud_dump(value)
+                    body = self._cloudpickle(value)
             return Payload(body, self.buffers, self.handles or None)
         finally:
-            # Also after a failure: what was collected for it must not come before what belongs to the next value.
+            # Also after a failure: the next payload must not contain what was collected for this one.
             if self.buffers:
                 self.buffers = []
             if self.handles:
@@ -132,32 +147,33 @@ class _Encoder:
             self._out.seek(0)
             self._out.truncate()
 
-    def _cloud_dump(self, value: object) -> bytes:
+    def _cloudpickle(self, value: object) -> bytes:
         import cloudpickle  # type: ignore[import-untyped]
 
         self.buffers, self.handles = [], []
         out = io.BytesIO()
-        pickler = cloudpickle.Pickler(out, 5, buffer_callback=self._collect)
-        pickler.dispatch_table = ChainMap(_TABLE, pickler.dispatch_table)
+        pickler = cloudpickle.Pickler(out, 5, buffer_callback=self._add_buffer)
+        pickler.dispatch_table = ChainMap(_DISPATCH_TABLE, pickler.dispatch_table)
         pickler.dump(value)
         return out.getvalue()
 
-    def _collect(self, buffer: pickle.PickleBuffer) -> bool:
+    def _add_buffer(self, buffer: pickle.PickleBuffer) -> bool:
+        """Keep a buffer out of the pickle and return False, or return True if it is small."""
         raw = buffer.raw()
         if raw.nbytes <= INLINE_BYTES:
-            return True  # in band
+            return True
         self.buffers.append(raw)
         return False
 
 
-# How arrays and tensors are taken apart and put together. The functions that rebuild them are registered as pickle
-# extension codes: six bytes instead of a module and a name to look up for every array of every message.
+# Reducing and rebuilding arrays and tensors. The functions that rebuild them are registered as pickle extension codes:
+# six bytes, instead of a module and a name to look up for every array of every message.
 
 
 def _reduce_array(array: np.ndarray[Any, Any]) -> Any:
     dtype = array.dtype
     if dtype.hasobject:
-        return array.__reduce_ex__(4)  # 4: its elements must be pickled, so there is no memory to set apart
+        return array.__reduce_ex__(4)  # protocol 4, as there is no buffer: its elements must be pickled
     order = "C"
     if not array.flags.c_contiguous:
         if array.flags.f_contiguous:
@@ -167,7 +183,7 @@ def _reduce_array(array: np.ndarray[Any, Any]) -> Any:
     kind = dtype.str if dtype.kind in _PLAIN_KINDS else dtype
     if array.nbytes <= INLINE_BYTES:
         return _build_array, (array.tobytes(), kind, array.shape, order)
-    raw: Any = array.view(np.uint8) if dtype.kind in "mMV" else array  # kinds that the buffer protocol does not know
+    raw: Any = array.view(np.uint8) if dtype.kind in "mMV" else array  # kinds that the buffer protocol does not support
     return _build_array, (pickle.PickleBuffer(raw), kind, array.shape, order)
 
 
@@ -207,50 +223,54 @@ _EXTENSION = 0x52570001  # any number above the single-byte range that no other 
 for _number, _name in enumerate(("_build_array", "_build_tensor")):
     copyreg.add_extension(__name__, _name, _EXTENSION + _number)
 
-_TABLE: dict[type, Callable[..., Any]] = {np.ndarray: _reduce_array}
-_ATOMS = frozenset({int, float, bool, str, bytes, type(None)})
+_DISPATCH_TABLE: dict[type, Callable[..., Any]] = {np.ndarray: _reduce_array}
+_ATOMIC_TYPES = frozenset({int, float, bool, str, bytes, type(None)})
 
 
-def _learn_torch() -> None:
-    """Add tensors to the private dispatch table once the program has imported torch, never before."""
+def _register_torch() -> None:
+    """Add tensors to the dispatch table once the program has imported torch; never import it here."""
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "nn"):
-        _TABLE.update({torch.Tensor: _reduce_tensor, torch.nn.Parameter: _reduce_tensor})
+        _DISPATCH_TABLE.update({torch.Tensor: _reduce_tensor, torch.nn.Parameter: _reduce_tensor})
 
 
 class _Encoders(threading.local):
     def __init__(self) -> None:
-        self.mine = _Encoder()
+        self.current = _Encoder()
 
 
 _encoders = _Encoders()
 
 
-def _find_culprit(value: object, path: str, error: BaseException, depth: int = 0) -> tuple[str, object, BaseException]:
-    """Walk down to the smallest part that cannot be pickled and return its path, itself and why."""
+def _find_unpicklable(
+    value: object, path: str, error: BaseException, depth: int = 0
+) -> tuple[str, object, BaseException]:
+    """Descend to the smallest part that cannot be pickled; return its path, the part, and the error it raises."""
     if depth < 8:
         for step, child in _children(value):
             try:
                 _Encoder().encode(child)
             except Exception as reason:
-                return _find_culprit(child, path + step, reason, depth + 1)
+                return _find_unpicklable(child, path + step, reason, depth + 1)
     return path, value, error
 
 
 def _children(value: object) -> list[tuple[str, object]]:
+    """Return the parts of a value, each with what leads to it from the value's own path."""
     if isinstance(value, dict):
         return [(f"[{key!r}]", child) for key, child in value.items()]
     if isinstance(value, (list, tuple, set, frozenset)):
         return [(f"[{index}]", child) for index, child in enumerate(value)]
-    found = [(f".{name}", child) for name, child in getattr(value, "__dict__", {}).items()]
+    children = [(f".{name}", child) for name, child in getattr(value, "__dict__", {}).items()]
     closure = getattr(value, "__closure__", None)
     if closure:
         names = value.__code__.co_freevars  # type: ignore[attr-defined]
-        found += [(f" closure variable {name}", cell.cell_contents) for name, cell in zip(names, closure, strict=True)]
-    return found
+        cells = zip(names, closure, strict=True)
+        children += [(f" closure variable {name}", cell.cell_contents) for name, cell in cells]
+    return children
 
 
-def _shown(value: object) -> str:
+def _truncated_repr(value: object) -> str:
     try:
         text = repr(value)
     except Exception:

@@ -1,12 +1,12 @@
-"""What the engines share: stored values, waiting, deadlines, and the life and death of actors.
+"""What the engines share: the life and death of actors, their calls, waiting, and requests of actors.
 
-An engine adds where an actor runs: `_launch`, `_transmit`, `_end`, and for stored values `_stored` and `_discard`.
+An engine adds how actors are started, called and ended (`_launch`, `_transmit`, `_end`, `_close`) and, if stored values
+do not stay in the driver's memory, `_to_stored` and `_discard`.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -14,84 +14,42 @@ from typing import Any, TypeVar
 
 from raceway.checks import check_int
 from raceway.engine import _codec
-from raceway.engine._calls import ArgRef, describe_error, name_of, owned, revive_error
+from raceway.engine._calls import ArgRef, copy_buffers, decode_error, encode_error, method_name
 from raceway.engine._codec import Payload
-from raceway.engine._handles import HomeTable
+from raceway.engine._core_actor import CoreActor as CoreActor
+from raceway.engine._deadlines import Deadlines
 from raceway.engine._reactor import Reactor
-from raceway.engine.base import Actor, Among, Called, Future, Message, Ref, Resources, Restarts
+from raceway.engine._value_store import ValueStore
+from raceway.engine.base import Actor, AwaitedFutures, CallTarget, Future, Message, Ref, Resources, Restarts
 from raceway.errors import (
     ActorDied,
     ActorStartError,
     ConfigError,
-    DeadlineExceeded,
     EngineClosed,
-    ObjectFreed,
     RacewayError,
-    RestartsExhausted,
     SerializationError,
     WaitTimeout,
 )
 
 T = TypeVar("T")
 
-_GLANCE_MASK = 31  # one in 32 calls sent
+_POLL_MASK = 31  # poll for results after one in 32 calls sent
 
 
-class CoreActor(Actor):
-    """An actor as its engine sees it."""
-
-    def __init__(
-        self,
-        engine: EngineCore,
-        name: str,
-        factory: Payload,
-        resources: Resources,
-        threads: int,
-        restarts: Restarts,
-        start_timeout: float,
-        hands_back: bool,
-    ):
-        super().__init__(engine, name)
-        self.core = engine
-        self.factory = factory
-        self.resources = resources
-        self.threads = threads
-        self.restarts = restarts
-        self.start_timeout = start_timeout
-        self.calls: dict[int, tuple[Future[Any], Message]] = {}
-        """Calls that are out, by id, in the order sent. The first one runs."""
-        self.due = (0.0, 0)
-        """The deadline of the call that runs, and its id."""
-        self.looked_at = math.inf
-        """When somebody will see whether that has passed."""
-        self.restarted_at: list[float] = []
-        self.resting = False
-        """Whether it waits to be restarted: calls are kept until it is."""
-        self.on_lost: Callable[[CoreActor, list[tuple[Future[Any], Message]]], None] | None = None
-        """Takes the calls that had not begun when the actor died (a pool gives them to another)."""
-        self.on_free: Callable[[CoreActor], None] | None = None
-        """Called when one of its calls is done."""
-        self.hands_back = hands_back
-        self.last_micros = 0
-        """How long its last call ran, where the engine knows."""
-
-
-class EngineCore:
-    """Base of the engines; see `base.Engine` for the verbs."""
+class EngineCore(ValueStore):
+    """Base class of the engines; see `base.Engine` for the verbs."""
 
     name = "?"
 
     def __init__(self, reactor: Reactor, capacity: float) -> None:
         self.uid = f"{self.name}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        super().__init__(self.uid, reactor.lock)
         self.capacity = capacity
         self.reactor = reactor
-        self.lock = reactor.lock
         self.clock = reactor.clock
         self.closed = False
-        self._handles = HomeTable(self.uid)
-        self._handles.read = self._read
-        self._stored: dict[int, Payload | None] = {}  # None: reserved, not filled yet
         self._actors: dict[int, CoreActor] = {}
+        self._deadlines = Deadlines(self)
         self._call_ids = itertools.count(1)
         self._actor_ids = itertools.count(1)
         self._num_sent = 0
@@ -110,87 +68,97 @@ class EngineCore:
         threads: int | None = None,
         restarts: Restarts | None = None,
         start_timeout: float = 60.0,
-        hands_back: bool = False,
+        returns_queued_calls: bool = False,
     ) -> Actor:
-        """Make an actor of `factory(*args, **kwargs)`; see `Engine.spawn`."""
+        """Create an actor from `factory(*args, **kwargs)`; see `Engine.spawn`."""
         if not callable(factory):
-            raise ConfigError(f"an actor is made by a class or function, not by {factory!r}")
+            raise ConfigError(f"an actor is created by a class or function, not by {factory!r}")
         needs = Resources.of(resources)
         if threads is None:
             threads = max(1, int(needs.cpus or 1))
         check_int("threads", threads)
-        self._check_resources(needs)
-        payload = owned(_codec.encode((factory, tuple(args), dict(kwargs or {})), "the factory and its arguments, "))
+        self.check_resources(needs)
+        payload = _codec.encode((factory, tuple(args), dict(kwargs or {})), "the factory and its arguments, ")
+        payload, restarts = copy_buffers(payload), restarts or Restarts()
         with self.lock:
             self._check_open()
-            self._handles.sweep()
+            self.handles.sweep()
             number = next(self._actor_ids)
             label = name or f"{getattr(factory, '__name__', type(factory).__name__)}-{number}"
-            actor = self._new_actor(label, payload, needs, threads, restarts or Restarts(), start_timeout, hands_back)
+            actor = self._new_actor(label, payload, needs, threads, restarts, start_timeout, returns_queued_calls)
             self._launch(actor)
             self._actors[number] = actor
         return actor
 
-    def _new_actor(self, *parts: Any) -> CoreActor:
-        return CoreActor(self, *parts)
-
-    def _check_resources(self, needs: Resources) -> None:
-        """Raise ResourceError if they can never be had."""
+    def check_resources(self, needs: Resources) -> None:
+        """Raise ResourceError if the engine can never provide these resources."""
 
     def kill(self, actor: Actor) -> None:
         """End an actor at once."""
         with self.lock:
-            self._lost(self._own(actor), ActorDied(f"{actor.name} was killed by its driver", actor.name))
+            self._declare_dead(self._own(actor), ActorDied(f"{actor.name} was killed by its driver", actor.name))
 
     def restart(self, actor: Actor, policy: Restarts | None = None) -> Future[bool]:
-        """Build a dead actor anew, after its back-off and within its budget."""
+        """Build an actor again, after its back-off and within its restart budget."""
         with self.lock:
             self._check_open()
-            self._handles.sweep()
+            self.handles.sweep()
             core = self._own(actor)
             if core.error is None:
-                self._lost(core, ActorDied(f"{actor.name} was killed for a restart", actor.name))
-            now, policy = self.clock(), policy or core.restarts
-            core.restarted_at = [at for at in core.restarted_at if now - at < policy.window]
-            num_recent = len(core.restarted_at)
-            if num_recent >= policy.budget:
-                raise RestartsExhausted(
-                    f"{core.name} has been restarted {num_recent} times within {policy.window:g} s, its budget. "
-                    f"Last: {core.error}",
-                    core.name,
-                ) from core.error
-            quick = _in_a_row(core.restarted_at, now, 2 * policy.backoff_most)
-            core.restarted_at.append(now)
-            core.incarnation += 1
-            core.error = None
-            core.ready = Future(self, core, "__init__")
-            wait = min(policy.backoff_most, policy.backoff * 2 ** min(quick - 1, 64)) if quick else 0.0
-            if wait:
+                self._declare_dead(core, ActorDied(f"{actor.name} was killed for a restart", actor.name))
+            now = self.clock()
+            pause = core.begin_incarnation(now, policy or core.restarts)
+            if pause:
                 incarnation = core.incarnation
-                core.resting = True
-                self.reactor.at(now + wait, lambda: self._relaunch(core, incarnation))
+                core.awaits_restart = True
+                self.call_at(now + pause, lambda: self._end_pause(core, incarnation))
             else:
-                self._launch_or_lose(core)
+                self._relaunch(core)
             return core.ready
 
-    def _launch_or_lose(self, actor: CoreActor) -> None:
+    def _end_pause(self, actor: CoreActor, incarnation: int) -> None:
+        if not self.closed and actor.error is None and actor.incarnation == incarnation:
+            actor.awaits_restart = False
+            self._relaunch(actor)
+            for id, (_, message) in list(actor.calls.items()):
+                self._transmit(actor, id, message)
+
+    def _relaunch(self, actor: CoreActor) -> None:
         try:
             self._launch(actor)
         except (RacewayError, OSError) as error:
             failure = ActorStartError(f"{actor.name} could not be restarted: {error}", actor.name)
             failure.__cause__ = error
-            self._lost(actor, failure)
+            self._declare_dead(actor, failure)
 
-    def _relaunch(self, actor: CoreActor, incarnation: int) -> None:
-        if not self.closed and actor.error is None and actor.incarnation == incarnation:
-            actor.resting = False
-            self._launch_or_lose(actor)
-            for id, (_, message) in list(actor.calls.items()):
-                self._transmit(actor, id, message)
+    def _declare_dead(self, actor: CoreActor, error: BaseException) -> None:
+        """Mark an actor as dead, end it and fail or return its calls. Called with the lock."""
+        if actor.error is not None:
+            return
+        actor.error = error
+        if actor.awaits_restart:
+            actor.awaits_restart = False  # it was not launched, so there is nothing to end
+        else:
+            self._end(actor)
+        self.handles.remove_worker(actor)
+        calls, actor.calls = list(actor.calls.values()), {}
+        was_ready = actor.ready.done()
+        if not was_ready:
+            actor.ready.fail(error)
+        not_started = []
+        if actor.on_calls_returned is not None:
+            num_started = min(len(calls), 1) if was_ready else 0
+            calls, not_started = calls[:num_started], calls[num_started:]
+        for index, (future, _) in enumerate(calls):
+            future.started = index == 0 and was_ready
+            future.fail(error)
+        if actor.on_calls_returned is not None:
+            actor.on_calls_returned(actor, not_started)
+        self.reactor.notify()
 
     # Calls.
 
-    def message(self, method: Called, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Message:
+    def message(self, method: CallTarget, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Message:
         """Encode a call."""
         self._check_open()
         refs: list[Ref] = []
@@ -205,15 +173,15 @@ class EngineCore:
             payload = _codec.encode((method, tuple(args), kwargs))
         except SerializationError:
             for place, arg in itertools.chain(enumerate(args), kwargs.items()):
-                _codec.encode(arg, f"argument {place!r} of {name_of(method)!r}")
+                _codec.encode(arg, f"argument {place!r} of {method_name(method)!r}")
             raise
-        message = Message(name_of(method), payload, refs)
-        self._seal(message)
+        message = Message(method_name(method), payload, refs)
+        self._detach_arguments(message)
         return message
 
-    def _seal(self, message: Message) -> None:
-        """Take the message's memory out of the caller's hands."""
-        message.payload = owned(message.payload)
+    def _detach_arguments(self, message: Message) -> None:
+        """Copy memory that belongs to the caller, who may write to it afterwards."""
+        message.payload = copy_buffers(message.payload)
 
     def send(
         self,
@@ -221,245 +189,145 @@ class EngineCore:
         message: Message,
         *,
         timeout: float | None = None,
-        told: Callable[[Future[Any]], None] | None = None,
+        on_done: Callable[[Future[Any]], None] | None = None,
     ) -> Future[Any]:
-        """Run a call."""
-        future: Future[Any] = Future(self, actor, message.method, timeout, told)
+        """Send a call to an actor and return its future."""
+        future: Future[Any] = Future(self, actor, message.method, timeout, on_done)
         with self.lock:
-            self.dispatch(self._own(actor), message, future)
+            self.dispatch(actor, message, future)
         self.flush()
         return future
 
-    def flush(self) -> None:
-        """Do what sending entails: look in now and then for results; inline, run the calls. Called without the lock."""
-        self._num_sent += 1
-        if not self._num_sent & _GLANCE_MASK:
-            self.glance()
-
-    def glance(self) -> None:
-        """Take in what has come, without waiting."""
-        self.reactor.glance()
-
-    def nudge(self) -> None:
-        """Have whoever waits look again at what it waits for; takes no lock."""
-        self.reactor.nudge()
-
     def call(self, actor: Actor, method: str, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Short for `send(actor, message(method, args, kwargs))`."""
+        """Call a method: short for `send(actor, message(method, args, kwargs))`."""
         return self.send(actor, self.message(method, args, kwargs))
 
-    def dispatch(self, actor: CoreActor, message: Message, future: Future[Any]) -> None:
-        """Hand a call to an actor, to complete a future that is there already. Called with the lock."""
+    def dispatch(self, actor: Actor, message: Message, future: Future[Any]) -> None:
+        """Send a call whose future exists already. Called with the lock; call `flush` after releasing it."""
+        core = self._own(actor)
         self._check_open()
-        self._handles.sweep()
-        if actor.error is not None:
-            future.fail(actor.error)
+        self.handles.sweep()
+        if core.error is not None:
+            future.fail(core.error)
             return
-        future.actor = actor
+        future.actor = core
         id = next(self._call_ids)
-        actor.calls[id] = (future, message)
-        if future.timeout is not None and len(actor.calls) == 1:
-            self._arm(actor, id)
-        if actor.resting:
+        core.calls[id] = (future, message)
+        if future.timeout is not None and len(core.calls) == 1:
+            self._deadlines.start(core, id)
+        if core.awaits_restart:
             return
         try:
-            self._transmit(actor, id, message)
+            self._transmit(core, id, message)
         except RacewayError as error:
-            actor.calls.pop(id, None)
+            core.calls.pop(id, None)
             future.fail(error)
 
+    def flush(self) -> None:
+        """Finish sending: poll for results now and then. Called without the lock."""
+        self._num_sent += 1
+        if not self._num_sent & _POLL_MASK:
+            self.poll()
+
     def finished(self, actor: CoreActor, id: int, payload: Payload, failed: bool) -> None:
-        """Take in the reply to a call. Called with the lock."""
+        """Complete the future of a call with its reply. Called with the lock."""
         entry = actor.calls.pop(id, None)
         if entry is None:
             return
         if failed:
-            entry[0].fail(lambda: revive_error(payload))
+            entry[0].fail(lambda: decode_error(payload))
         else:
-            entry[0].resolve(payload)
-        self._next(actor)
-        if actor.on_free is not None:
-            actor.on_free(actor)
+            entry[0].set_encoded(payload)
+        self._deadlines.start_first(actor)
+        if actor.on_call_done is not None:
+            actor.on_call_done(actor)
 
-    def running(self) -> CoreActor | None:
-        """Return the actor whose call runs on this thread, if it runs in this very process (inline)."""
+    def running_actor(self) -> Actor | None:
+        """Return the actor whose call runs on this thread: none, as actors run in other processes."""
         return None
 
-    def can_begin(self, actor: CoreActor) -> bool:
-        """Whether a call sent to the actor now would ever run before those that are under way."""
+    def can_start_call(self, actor: Actor) -> bool:
+        """Return whether a call sent to the actor now could run before the calls under way have ended."""
         return True
 
-    def supply(self, actor: CoreActor, refs: Sequence[Ref]) -> None:
+    def prefetch(self, actor: Actor, refs: Sequence[Ref]) -> None:
         """Send an actor stored values that it is about to read. Called with the lock."""
-
-    def _next(self, actor: CoreActor) -> None:
-        for id, (future, _) in actor.calls.items():
-            if future.timeout is not None:
-                self._arm(actor, id)
-            break
-
-    def _arm(self, actor: CoreActor, id: int) -> None:
-        """Start the deadline of the call that runs now."""
-        future = actor.calls[id][0]
-        assert future.timeout is not None
-        if not actor.ready.done():
-            actor.ready.add_done_callback(lambda _: self._arm(actor, id) if id in actor.calls else None)
-            return
-        actor.due = (self.clock() + future.timeout, id)
-        if actor.due[0] < actor.looked_at:
-            self._set_timer(actor)
-
-    def _set_timer(self, actor: CoreActor) -> None:
-        # One timer for an actor, however many of its calls have deadlines; a later one that is due sooner replaces it.
-        when = actor.looked_at = actor.due[0]
-        self.reactor.at(when, lambda: self._look(actor, when))
-
-    def _look(self, actor: CoreActor, timer: float) -> None:
-        """See whether the call that an actor runs is overdue."""
-        if timer != actor.looked_at:
-            return
-        actor.looked_at = math.inf
-        when, id = actor.due
-        entry = actor.calls.get(id)
-        if entry is None:
-            return
-        if self.clock() < when:  # it runs another by now, which has time left
-            self._set_timer(actor)
-        elif not self._drained(actor, id):
-            ran = f"{actor.name}.{entry[1].method} ran for more than {entry[0].timeout:g} s"
-            self._lost(actor, DeadlineExceeded(f"{ran}, so {actor.name} was killed", actor.name))
-
-    def _drained(self, actor: CoreActor, id: int) -> bool:
-        """Whether the reply had arrived, only unread."""
-        return False
-
-    def _lost(self, actor: CoreActor, error: BaseException) -> None:
-        """Declare an actor dead, and make it so. Called with the lock."""
-        if actor.error is not None:
-            return
-        actor.error = error
-        if actor.resting:
-            actor.resting = False  # there is nothing to end
-        else:
-            self._end(actor)
-        self._handles.peer_gone(actor)
-        calls, actor.calls = list(actor.calls.values()), {}
-        was_ready = actor.ready.done()
-        if not was_ready:
-            actor.ready.fail(error)
-        spared = []
-        if actor.on_lost is not None:
-            running = calls[:1] if was_ready else []
-            spared = calls[len(running) :]
-            calls = running
-        for place, (future, _) in enumerate(calls):
-            future.started = place == 0 and was_ready
-            future.fail(error)
-        if actor.on_lost is not None:
-            actor.on_lost(actor, spared)
-        self.reactor.changed()
-
-    # Stored values.
-
-    def put(self, value: object) -> Ref:
-        """Store a value once for many readers."""
-        payload = _codec.encode(value)
-        with self.lock:
-            self._check_open()
-            return self.store(payload)
-
-    def store(self, payload: Payload | None) -> Ref:
-        """Store an encoded value; None reserves a reference to be filled later. Called with the lock."""
-        self._handles.sweep()
-        ref = Ref(self._handles, self._handles.new(self._discard))
-        self._stored[ref.id] = None
-        if payload is not None:
-            self.fill(ref, payload)
-        return ref
-
-    def fill(self, ref: Ref, payload: Payload) -> None:
-        """Give a reserved reference its value. Called with the lock."""
-        self._stored[ref.id] = self._kept(payload)
-
-    def _kept(self, payload: Payload) -> Payload:
-        """Return the payload in memory that lasts as long as it is stored."""
-        return owned(payload)
-
-    def _discard(self, id: int) -> None:
-        """Let go of a stored value that nobody refers to."""
-        self._stored.pop(id, None)
-
-    def _read(self, id: int) -> Any:
-        with self.lock:
-            payload = self._stored.get(id)
-        if payload is None:
-            raise ObjectFreed(f"reference {id} is not stored here any more")
-        return self.decode(payload)
-
-    def get(self, what: Ref | Future[Any], timeout: float | None = None) -> Any:
-        """Read a reference or wait for a future."""
-        return what.result(timeout) if isinstance(what, Future) else what.get()
-
-    def decode(self, payload: Payload) -> Any:
-        """Rebuild a value."""
-        return _codec.decode(payload)
 
     # Waiting.
 
-    def block(self, ready: Callable[[], Any], timeout: float | None, on: Future[Any] | Among | None = None) -> None:
-        """Return when `ready()`; raise WaitTimeout if that takes too long."""
+    def block(
+        self, ready: Callable[[], Any], timeout: float | None, awaited: Future[Any] | AwaitedFutures | None = None
+    ) -> None:
+        """Return when `ready()` is true; raise WaitTimeout after `timeout` seconds."""
         if not self.reactor.wait(ready, timeout):
-            raise WaitTimeout(
-                f"{on if isinstance(on, Future) else 'the futures'} not done after {timeout:g} s; still going on"
-            )
+            subject = awaited if isinstance(awaited, Future) else "the futures"
+            raise WaitTimeout(f"{subject} not done after {timeout:g} s; still going on")
 
     def wait(
         self, futures: Sequence[Future[T]], *, count: int | None = None, timeout: float | None = None
     ) -> tuple[list[Future[T]], list[Future[T]]]:
         """Block until `count` (default: all) of the futures are done."""
         futures = list(futures)
-        wanted = len(futures) if count is None else count
-        if not 0 <= wanted <= len(futures):
-            raise ConfigError(f"count must be between 0 and the {len(futures)} futures given, not {count!r}")
-        left = wanted
+        num_left = len(futures) if count is None else count
+        if not 0 <= num_left <= len(futures):
+            raise ConfigError(f"count must be between 0 and the {len(futures)} futures passed, not {count!r}")
 
-        def tick(_: object) -> None:
-            nonlocal left
-            left -= 1
+        def count_down(_: object) -> None:
+            nonlocal num_left
+            num_left -= 1
 
         for future in futures:
-            future.add_done_callback(tick)
+            future.add_done_callback(count_down)
         try:
-            self.block(lambda: left <= 0, timeout, lambda: ([f for f in futures if not f.done()], left))
+            self.block(lambda: num_left <= 0, timeout, lambda: ([f for f in futures if not f.done()], num_left))
         except WaitTimeout:
             for future in futures:
-                future.remove_done_callback(tick)
+                future.remove_done_callback(count_down)
         return [f for f in futures if f.done()], [f for f in futures if not f.done()]
 
-    def promise(self) -> Future[Any]:
-        """Return a future that the caller completes with `keep`."""
-        return Future(self, None, "promise")
+    def poll(self) -> None:
+        """Receive results that have arrived, without waiting."""
+        self.reactor.poll()
 
-    def keep(self, promise: Future[Any], value: object) -> None:
-        """Complete a promise, from any thread."""
+    def wake(self) -> None:
+        """Make waiting threads check their condition again; takes no lock."""
+        self.reactor.nudge()
+
+    def notify_waiters(self) -> None:
+        """Make waiting threads check their condition again. Called with the lock."""
+        self.reactor.notify()
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> None:
+        """Call `callback()` once, with the lock, when the clock has reached `when`. Called with the lock."""
+        self.reactor.call_at(when, callback)
+
+    def create_future(self) -> Future[Any]:
+        """Return a future that the caller completes with `complete`."""
+        return Future(self, None, "create_future")
+
+    def complete(self, future: Future[Any], value: object) -> None:
+        """Set the result of a future from `create_future`, on any thread."""
         with self.lock:
-            promise.fulfil(value)
-            self.reactor.changed()
+            future.set_result(value)
+            self.reactor.notify()
 
-    # Requests from actors.
+    # Requests of actors.
 
     def serve(self, handler: Callable[[Actor, Any], Any]) -> None:
         """Answer the requests that actors make of the driver."""
         self._handler = handler
 
     def answer(self, actor: CoreActor, request: Any, reply: Callable[[Payload, bool], None]) -> None:
-        """Run the handler; `reply(payload, failed)` once it, or the future it gave, is done. Called with the lock."""
+        """Run the handler; call `reply(payload, failed)` when it, or the future it returned, is done.
 
-        def finish(future: Future[Any]) -> None:
+        Called with the lock.
+        """
+
+        def reply_with(future: Future[Any]) -> None:
             try:
                 payload = _codec.encode(future.result())
             except Exception as error:
-                reply(describe_error(error, actor.name, "request", 0), True)
+                reply(encode_error(error, actor.name, "request", 0), True)
             else:
                 reply(payload, False)
 
@@ -468,19 +336,19 @@ class EngineCore:
                 raise RacewayError("this engine's driver answers no requests: no Runner is attached to it")
             answer = self._handler(actor, request)
         except Exception as error:
-            reply(describe_error(error, actor.name, "request"), True)
+            reply(encode_error(error, actor.name, "request"), True)
             return
         if not isinstance(answer, Future):
-            promise = self.promise()
-            promise.fulfil(answer)
-            answer = promise
-        answer.add_done_callback(finish)
+            completed = self.create_future()
+            completed.set_result(answer)
+            answer = completed
+        answer.add_done_callback(reply_with)
 
-    # The end.
+    # Closing.
 
     def close(self) -> None:
-        """End every actor, give everything back."""
-        if self.closed:  # asked without the lock, which in a forked child may be held by a thread that is not there
+        """End every actor and release everything."""
+        if self.closed:  # checked without the lock, which in a forked child may be held by a thread that is not there
             return
         with self.lock:
             if self.closed:
@@ -488,12 +356,12 @@ class EngineCore:
             self.closed = True
             error = EngineClosed(f"the {self.name} engine was closed")
             for actor in self._actors.values():
-                actor.on_lost = None
-                self._lost(actor, error)
+                actor.on_calls_returned = None
+                self._declare_dead(actor, error)
         self._close()
         self.reactor.close()
         self._stored.clear()
-        self._handles.forget()
+        self.handles.unregister()
 
     def __enter__(self: T) -> T:
         return self
@@ -510,28 +378,28 @@ class EngineCore:
             raise ConfigError(f"{actor!r} is no actor of this engine")
         return actor
 
+    # What an engine adds. All but `_close` are called with the lock.
+
+    def _new_actor(self, *args: Any) -> CoreActor:
+        """Return the engine's kind of actor; the arguments are those of CoreActor after `engine`."""
+        return CoreActor(self, *args)
+
     def _launch(self, actor: CoreActor) -> None:
+        """Start an actor, for the first time or again."""
         raise NotImplementedError
 
     def _transmit(self, actor: CoreActor, id: int, message: Message) -> None:
+        """Send a call to an actor's process."""
         raise NotImplementedError
 
     def _end(self, actor: CoreActor) -> None:
+        """End an actor's process and release what the driver shares with it."""
         raise NotImplementedError
+
+    def _reply_arrived(self, actor: CoreActor, id: int) -> bool:
+        """Read replies that have arrived; return whether that of this call was among them."""
+        return False
 
     def _close(self) -> None:
+        """Release what the engine holds, after its actors have ended."""
         raise NotImplementedError
-
-
-def _in_a_row(times: list[float], now: float, gap: float) -> int:
-    """Return how many of the last times follow one another, and now, within so many seconds.
-
-    >>> _in_a_row([1.0, 30.0, 35.0], now=39.0, gap=10.0)
-    2
-    """
-    count = 0
-    for at in reversed(times):
-        if now - at > gap:
-            break
-        count, now = count + 1, at
-    return count

@@ -1,9 +1,9 @@
-"""Who still refers to what: counted names for things that the driver keeps.
+"""Distributed reference counts for things that the driver keeps.
 
-A `Handle` names something in the driver (a stored value, an object, a future). Python counts the handles in one
+A `Handle` refers to something in the driver (a stored value, an object, a future). Python counts the handles within one
 process; this module counts the processes. Every message that carries a handle to a worker is counted where it is sent
-and where it arrives. A worker that has dropped its last copy says how many arrivals it has seen; if that is fewer than
-were sent, another is still on its way and the name stays alive.
+and where it arrives. A worker that has dropped its last copy reports how many arrivals it has counted; if that is fewer
+than were sent, another message is still on its way and the reference stays alive.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from typing import Any
 from raceway.engine import _codec
 from raceway.errors import ForeignReference
 
-_REMEMBERED_SECONDS = 30.0
+_CACHE_SECONDS = 30.0  # for which a worker keeps the cache entry of a handle that it has dropped
 
-_tables: dict[str, Table] = {}
-"""The tables of this process, by the uid of the engine they belong to."""
+_tables: dict[str, HandleTable] = {}
+"""The tables of this process, by the uid of their engine."""
 
 
 class Handle:
-    """A counted name. Equal handles name the same thing, in every process."""
+    """A counted reference. Equal handles refer to the same thing, in every process."""
 
-    __slots__ = ("__weakref__", "_table", "id")
+    __slots__ = ("__weakref__", "id", "table")
 
-    def __init__(self, table: Table, id: int) -> None:
+    def __init__(self, table: HandleTable, id: int) -> None:
         self.id = id
-        self._table = table
-        table.held(id)
+        self.table = table
+        table.add(id)
 
     def __del__(self) -> None:
-        # May run at any instant, in any thread and inside any lock: so only note it, atomically.
-        self._table.dropped.append(self.id)
+        # May run at any time, in any thread and while any lock is held: so only record it, atomically.
+        self.table.dropped.append(self.id)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Handle) and other.id == self.id and other._table.uid == self._table.uid
+        return isinstance(other, Handle) and other.id == self.id and other.table.uid == self.table.uid
 
     def __hash__(self) -> int:
-        return hash((self._table.uid, self.id))
+        return hash((self.table.uid, self.id))
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.id} of {self._table.uid}>"
+        return f"<{type(self).__name__} {self.id} of {self.table.uid}>"
 
     def __copy__(self) -> Handle:
         return self
@@ -54,144 +54,157 @@ class Handle:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        _codec.note_handle(self)
-        return _revive, (type(self), self._table.uid, self.id)
+        _codec.register_handle(self)
+        return rebuild_handle, (type(self), self.table.uid, self.id)
 
 
-def _revive(cls: type[Handle], uid: str, id: int) -> Handle:
+def rebuild_handle(cls: type[Handle], uid: str, id: int) -> Handle:
+    """Return the handle that was pickled, for the table that this process has of its engine."""
     try:
         table = _tables[uid]
     except KeyError:
-        raise ForeignReference(f"reference {id} belongs to the run {uid!r}, which this process is no part of") from None
+        raise ForeignReference(
+            f"reference {id} belongs to the run {uid!r}, which this process is not a part of"
+        ) from None
     return cls(table, id)
 
 
-class Table:
-    """The handles of one engine in one process: how many live here, and what the other side must be told."""
+class HandleTable:
+    """The handles of one engine in one process, with the number of copies of each."""
 
     def __init__(self, uid: str) -> None:
         self.uid = uid
         self.dropped: deque[int] = deque()
+        """Ids of handles that were garbage-collected since the last sweep."""
         self.read: Callable[[int], Any]
         """Reads a stored value by its id; set by the engine."""
         self.cache: dict[int, Any] = {}
-        """What this process remembers of a handle."""
-        self.cached_from: dict[int, int] = {}
-        """The stored value that it remembers so, and the handle it remembers it for."""
-        self._local: dict[int, int] = {}
-        self._lock = threading.Lock()  # values are decoded, and so handles made, on any thread
+        """What this process has cached for a handle, by the handle's id."""
+        self.cached_handles: dict[int, int] = {}
+        """Ids of handles that have a cache entry, by the id of the stored value that the entry was read from."""
+        self._num_copies: dict[int, int] = {}
+        self._lock = threading.Lock()  # any thread may decode values, which creates handles
         _tables[uid] = self
 
-    def held(self, id: int) -> None:
+    def add(self, id: int) -> None:
+        """Count one more copy of a handle in this process."""
         with self._lock:
-            self._local[id] = self._local.get(id, 0) + 1
+            self._num_copies[id] = self._num_copies.get(id, 0) + 1
 
     def sweep(self) -> None:
-        """Account for the handles that were dropped since the last sweep."""
-        dropped, local = self.dropped, self._local
+        """Subtract the copies that were dropped since the last sweep."""
+        dropped, num_copies = self.dropped, self._num_copies
         while dropped:
             id = dropped.popleft()
             with self._lock:
-                left = local[id] - 1
-                if left:
-                    local[id] = left
+                remaining = num_copies[id] - 1
+                if remaining:
+                    num_copies[id] = remaining
                 else:
-                    del local[id]
-            if not left:
-                self.unheld(id)
+                    del num_copies[id]
+            if not remaining:
+                self.last_copy_dropped(id)
 
-    def unheld(self, id: int) -> None:
+    def last_copy_dropped(self, id: int) -> None:
+        """Handle that this process has no copy of a handle left."""
         raise NotImplementedError
 
-    def forget(self) -> None:
+    def unregister(self) -> None:
+        """Remove the table when its engine is closed."""
         _tables.pop(self.uid, None)
 
 
-class HomeTable(Table):
-    """The driver's table: it knows who else holds a handle, and frees what nobody does."""
+class DriverHandles(HandleTable):
+    """The driver's table: it knows which workers hold a handle, and frees what no process refers to."""
 
     def __init__(self, uid: str) -> None:
         super().__init__(uid)
         self._ids = itertools.count(1)
-        self._free: dict[int, Callable[[int], None]] = {}
-        self._sent: dict[int, dict[object, int]] = {}
+        self._free_callbacks: dict[int, Callable[[int], None]] = {}
+        self._num_sent: dict[int, dict[object, int]] = {}  # by handle and worker, less the arrivals that it released
 
-    def new(self, free: Callable[[int], None]) -> int:
-        """Return a fresh id; `free(id)` is called once when nobody holds it any more. Make a Handle of it at once."""
+    def new_id(self, free: Callable[[int], None]) -> int:
+        """Return a new id, for which the caller must create a Handle at once.
+
+        Args:
+            free: called once with the id when no process holds a handle of it any more.
+        """
         id = next(self._ids)
-        self._free[id] = free
+        self._free_callbacks[id] = free
         return id
 
-    def knows(self, id: int) -> bool:
-        return id in self._free
-
-    def sent(self, peer: object, ids: Iterable[int]) -> None:
+    def count_sent(self, worker: object, ids: Iterable[int]) -> None:
+        """Count a message to a worker that carries these ids."""
         for id in ids:
-            counts = self._sent.setdefault(id, {})
-            counts[peer] = counts.get(peer, 0) + 1
+            counts = self._num_sent.setdefault(id, {})
+            counts[worker] = counts.get(worker, 0) + 1
 
-    def released(self, peer: object, id: int, arrivals: int) -> None:
-        counts = self._sent.get(id)
-        if counts and peer in counts:  # not there: the peer was declared dead meanwhile
-            counts[peer] -= arrivals
-            if counts[peer] <= 0:
-                del counts[peer]
-                self._collect(id)
+    def count_released(self, worker: object, id: int, arrivals: int) -> None:
+        """Handle a worker's report that it has dropped its last copy after so many arrivals."""
+        counts = self._num_sent.get(id)
+        if counts and worker in counts:  # else the worker was declared dead in the meantime
+            counts[worker] -= arrivals
+            if counts[worker] <= 0:
+                del counts[worker]
+                self._free_if_unused(id)
 
-    def peer_gone(self, peer: object) -> None:
-        for id in [id for id, counts in self._sent.items() if peer in counts]:
-            del self._sent[id][peer]
-            self._collect(id)
+    def remove_worker(self, worker: object) -> None:
+        """Handle the death of a worker: it holds no handles any more."""
+        for id in [id for id, counts in self._num_sent.items() if worker in counts]:
+            del self._num_sent[id][worker]
+            self._free_if_unused(id)
 
-    def unheld(self, id: int) -> None:
-        self._collect(id)
+    def last_copy_dropped(self, id: int) -> None:
+        """Free the id unless a worker holds it."""
+        self._free_if_unused(id)
 
-    def _collect(self, id: int) -> None:
-        if id in self._local or self._sent.get(id):
+    def _free_if_unused(self, id: int) -> None:
+        if id in self._num_copies or self._num_sent.get(id):
             return
-        self._sent.pop(id, None)
+        self._num_sent.pop(id, None)
         self.cache.pop(id, None)
-        free = self._free.pop(id, None)
+        free = self._free_callbacks.pop(id, None)
         if free is not None:
             free(id)
 
 
-class AwayTable(Table):
-    """A worker's table: it collects the releases that the driver must hear of."""
+class WorkerHandles(HandleTable):
+    """A worker's table: it collects the releases to report to the driver."""
 
     def __init__(self, uid: str) -> None:
         super().__init__(uid)
-        self._arrived: dict[int, int] = {}
-        self._unheld_at: dict[int, float] = {}  # handles of which something is remembered, though they are let go
-        self.releases: list[tuple[int, int]] = []
+        self._num_arrivals: dict[int, int] = {}
+        self._dropped_at: dict[int, float] = {}  # times at which handles with a cache entry lost their last copy
+        self._releases: list[tuple[int, int]] = []
 
-    def arrived(self, ids: Iterable[int]) -> list[Handle]:
-        """Count a message that carried these ids; the handles returned keep them alive as long as it is."""
-        found = []
+    def count_arrivals(self, ids: Iterable[int]) -> list[Handle]:
+        """Count a message that carries these ids. Return handles, which keep them alive as long as the message is."""
+        handles = []
         for id in ids:
-            self._arrived[id] = self._arrived.get(id, 0) + 1
-            found.append(Handle(self, id))
-        return found
+            self._num_arrivals[id] = self._num_arrivals.get(id, 0) + 1
+            handles.append(Handle(self, id))
+        return handles
 
-    def unheld(self, id: int) -> None:
-        self.releases.append((id, self._arrived.pop(id, 0)))
-        if id in self.cache:  # the next call may well bring it again
-            self._unheld_at[id] = time.monotonic()
+    def last_copy_dropped(self, id: int) -> None:
+        """Prepare the report to the driver. Keep the cache entry: the next call may well bring the handle again."""
+        self._releases.append((id, self._num_arrivals.pop(id, 0)))
+        if id in self.cache:
+            self._dropped_at[id] = time.monotonic()
 
-    def value_gone(self, stored: int) -> None:
-        """Forget what was remembered of a stored value that the driver has let go of."""
-        id = self.cached_from.pop(stored, None)
-        if id is not None and id not in self._local:
+    def forget_value(self, value_id: int) -> None:
+        """Remove the cache entry that was read from a stored value, which the driver has freed."""
+        id = self.cached_handles.pop(value_id, None)
+        if id is not None and id not in self._num_copies:
             self.cache.pop(id, None)
-            self._unheld_at.pop(id, None)
+            self._dropped_at.pop(id, None)
 
     def take_releases(self) -> list[tuple[int, int]]:
-        """Return what to tell the driver, and forget what has not been asked for in a while."""
+        """Return (id, arrivals) of every handle to report to the driver, and remove old cache entries."""
         self.sweep()
-        for id, since in list(self._unheld_at.items()):
-            if id in self._local or time.monotonic() - since > _REMEMBERED_SECONDS:
-                del self._unheld_at[id]
-                if id not in self._local:
+        for id, dropped_at in list(self._dropped_at.items()):
+            if id in self._num_copies or time.monotonic() - dropped_at > _CACHE_SECONDS:
+                del self._dropped_at[id]
+                if id not in self._num_copies:
                     self.cache.pop(id, None)
-        releases, self.releases = self.releases, []
+        releases, self._releases = self._releases, []
         return releases

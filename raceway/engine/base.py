@@ -1,76 +1,99 @@
-"""What an engine is: the verbs that everything above is written in.
+"""The contract of an engine: every verb, attribute and type that the layers above use.
 
-An engine is a place where actors live. An actor is any Python object; a call names one of its methods and gives a
-`Future`. There are three engines with one contract: `inline` (this process, one thing after another), `process` (this
-machine) and `ray` (a cluster). The verbs:
+An engine is a place where actors live. An actor is any Python object; a call names one of its methods and returns a
+`Future`. Three engines fulfil the contract: `inline` (this process, synchronous), `process` (this machine) and `ray` (a
+cluster). A fourth needs nothing but what is declared here: a class with the members of `Engine`, whose `spawn` returns
+instances of `Actor`. `_core.EngineCore` implements most of them for an engine that can start, call and end a process.
 
-    spawn    make an actor from a class or function and its arguments
-    send     call a method of it (`call` for short); gives a future
-    put      store a value once for many readers; gives a reference
-    get      read a reference or a future
-    wait     block until some of many futures are done
-    close    end every actor and give everything back
+Verbs for programs:
+
+    spawn          create an actor from a class or function and its arguments
+    message        encode a call once, to send it to any number of actors
+    send           call a method of an actor (`call` for short); returns a future
+    put            store a value once for many readers; returns a reference
+    get            read a reference or wait for a future
+    wait           block until some of many futures are done
+    create_future  return a future that the program completes itself, with `complete`
+    poll           receive results that have arrived, without waiting
+    kill, restart  end an actor; build it again within its restart budget
+    close          end every actor and release everything
+
+Verbs for the layers above (flow, runner):
+
+    block, wake, notify_waiters   wait for any condition, and make waiting threads check theirs again
+    call_at                       run a callback at a time of the engine's clock
+    dispatch, flush               send a call whose future exists already, with the lock held
+    store, fill, decode           stored values in encoded form
+    prefetch                      send stored values ahead of the call that reads them
+    serve                         answer the requests of actors
+    check_resources, running_actor, can_start_call     what is possible now
+
+Values that are sent to actors follow the rules of `encode`; names for things that the driver keeps are `Handle`s.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from raceway.engine._calls import Home as Home
-from raceway.engine._codec import Payload
-from raceway.engine._handles import Handle
-from raceway.errors import Cancelled, ConfigError, RacewayError, SerializationError
+from raceway.engine._calls import ActorContext as ActorContext
+from raceway.engine._codec import Payload as Payload
+from raceway.engine._codec import encode as encode
+from raceway.engine._codec import register_handle as register_handle
+from raceway.engine._future import FAILED as FAILED
+from raceway.engine._future import PENDING as PENDING
+from raceway.engine._future import Future as Future
+from raceway.engine._handles import DriverHandles as DriverHandles
+from raceway.engine._handles import Handle as Handle
+from raceway.engine._handles import rebuild_handle as rebuild_handle
+from raceway.errors import ConfigError, SerializationError
 
 T = TypeVar("T")
+E = TypeVar("E", bound="Engine")
 
-_log = logging.getLogger(__name__)
-
-Called = str | tuple[str, str] | Callable[..., Any]
-Among = Callable[[], "tuple[Sequence[Future[Any]], int] | None"]
-"""Returns futures, and how many of them must be done before anything else can happen; or None if anything can."""
-
-_PENDING, _ENCODED, _VALUE, _FAILED = range(4)
+CallTarget = str | tuple[str, str] | Callable[..., Any]
+"""What a call runs: a method of the actor's object, a guest's method (both names), or a function of an ActorContext."""
+AwaitedFutures = Callable[[], "tuple[Sequence[Future[Any]], int] | None"]
+"""Returns futures and how many of them must be done before anything else can happen, or None if anything can."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Restarts:
-    """How often an actor may be restarted, and how long to wait before each time."""
+    """Restart budget of an actor, and the pauses between restarts."""
 
     budget: int = 3
     """Restarts allowed within `window` seconds."""
     window: float = 60.0
-    """Seconds after which a restart is forgotten."""
+    """Seconds after which a restart no longer counts."""
     backoff: float = 0.05
-    """Seconds before the second restart in a row; doubled for each further one. The first is at once."""
-    backoff_most: float = 5.0
-    """The longest wait. Restarts are in a row if less than twice that is between them."""
+    """Seconds before the second restart in a row; doubled for each further one. The first is immediate."""
+    max_backoff: float = 5.0
+    """The longest pause. Restarts are in a row if less than twice that is between them."""
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What an actor needs: the keys of `resources=`."""
+    """Resources that an actor needs: the keys of `resources=`."""
 
     cpus: float | None = None
     gpus: float = 0.0
     custom: Mapping[str, float] | None = None
 
     @classmethod
-    def of(cls, given: Mapping[str, float] | Resources | None) -> Resources:
+    def of(cls, amounts: Mapping[str, float] | Resources | None) -> Resources:
         """Read `resources={"cpus": 0.5, "gpus": 1, "custom-name": 2}`.
 
         >>> Resources.of({"cpus": 2})
         Resources(cpus=2, gpus=0.0, custom=None)
         """
-        if given is None or isinstance(given, Resources):
-            return given or cls()
-        for key, amount in given.items():
+        if amounts is None or isinstance(amounts, Resources):
+            return amounts or cls()
+        for name, amount in amounts.items():
             if not isinstance(amount, (int, float)) or isinstance(amount, bool) or not 0 <= amount < float("inf"):
-                raise ConfigError(f"resources[{key!r}] must be a number that is not negative, not {amount!r}")
-        rest = {key: float(amount) for key, amount in given.items() if key not in ("cpus", "gpus")}
-        return cls(given.get("cpus"), given.get("gpus", 0.0), rest or None)
+                raise ConfigError(f"resources[{name!r}] must be a number that is not negative, not {amount!r}")
+        custom = {name: float(amount) for name, amount in amounts.items() if name not in ("cpus", "gpus")}
+        return cls(amounts.get("cpus"), amounts.get("gpus", 0.0), custom or None)
 
 
 class Ref(Handle):
@@ -79,8 +102,8 @@ class Ref(Handle):
     __slots__ = ()
 
     def get(self) -> Any:
-        """Read the value (in the driver or in an actor)."""
-        return self._table.read(self.id)
+        """Read the value, in the driver or in an actor."""
+        return self.table.read(self.id)
 
 
 class Message:
@@ -92,208 +115,39 @@ class Message:
         self.method = method
         self.payload = payload
         self.refs = refs
-        self.wire: Any = None  # the engine's own form of it, made when it is first sent
-
-
-class Future(Generic[T]):
-    """The result of a call, now or later. Safe to wait for from several threads."""
-
-    __slots__ = (
-        "__weakref__",
-        "_content",
-        "_engine",
-        "_listeners",
-        "_state",
-        "actor",
-        "cancel_hook",
-        "method",
-        "started",
-        "timeout",
-    )
-
-    def __init__(
-        self,
-        engine: Waiting,
-        actor: Actor | None = None,
-        method: str = "",
-        timeout: float | None = None,
-        told: Callable[[Future[T]], None] | None = None,
-    ) -> None:
-        self.actor = actor
-        self.method = method
-        self.timeout = timeout
-        """Seconds that the call may run before its actor is killed."""
-        self.started = False
-        """After a failure: whether the call may have begun to run."""
-        self.cancel_hook: Callable[[Future[T]], bool] | None = None
-        self._engine = engine
-        self._state = _PENDING
-        self._content: Any = None
-        self._listeners: list[Callable[[Future[T]], None]] | None = None if told is None else [told]
-
-    def done(self) -> bool:
-        """Whether there is a result or a failure."""
-        return self._state != _PENDING
-
-    def result(self, timeout: float | None = None) -> T:
-        """Wait for the result and return it, or raise what the call raised.
-
-        Raises:
-            WaitTimeout: it took longer than `timeout` seconds. The call goes on.
-        """
-        if self._state == _PENDING:
-            self._engine.block(self.done, timeout, self)
-        state = self._state
-        if state == _ENCODED:
-            self.decode()
-            if self._state == _FAILED:
-                raise self._failure()
-        elif state == _FAILED:
-            raise self._failure()
-        return self._content  # type: ignore[no-any-return]
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait, and return what the call raised, or None."""
-        if self._state == _PENDING:
-            self._engine.block(self.done, timeout, self)
-        return self._failure() if self._state == _FAILED else None
-
-    def cancel(self) -> bool:
-        """Take the call back if it has not been handed to an actor yet. Return whether that worked."""
-        with self._engine.lock:
-            if self._state == _PENDING and self.cancel_hook is not None and self.cancel_hook(self):
-                self.fail(Cancelled(f"{self!r} was cancelled before it started"))
-                return True
-            return False
-
-    def add_done_callback(self, callback: Callable[[Future[T]], None]) -> None:
-        """Call `callback(self)` when done: now if it is, else on the thread that takes in the result. Keep it short."""
-        with self._engine.lock:
-            if self._state == _PENDING:
-                if self._listeners is None:
-                    self._listeners = []
-                self._listeners.append(callback)
-                return
-        callback(self)
-
-    def remove_done_callback(self, callback: Callable[[Future[T]], None]) -> None:
-        """Forget a callback, if it has not been called."""
-        with self._engine.lock:
-            if self._listeners is not None and callback in self._listeners:
-                self._listeners.remove(callback)
-
-    def __await__(self) -> Generator[Any, None, T]:
-        """Let a coroutine wait for it: `reply = await actor.call("method")`."""
-        import asyncio  # here, because it takes longer to import than the rest of this package
-
-        loop, event = asyncio.get_running_loop(), asyncio.Event()
-
-        def tell(_: Future[T]) -> None:
-            loop.call_soon_threadsafe(event.set)
-
-        self.add_done_callback(tell)
-        yield from event.wait().__await__()
-        return self.result()
-
-    def __repr__(self) -> str:
-        state = ("pending", "done", "done", "failed")[self._state]
-        where = f"{self.actor.name}." if self.actor is not None else ""
-        return f"<Future {where}{self.method} {state}>"
-
-    def __reduce__(self) -> Any:
-        raise SerializationError("a future of an engine cannot be sent to another process. Use the Runner's futures.")
-
-    # The other end: for engines, and for those who make promises. Called with the engine's lock held.
-
-    def resolve(self, payload: Payload) -> None:
-        """Set the result, still encoded."""
-        self._settle(_ENCODED, payload)
-
-    def fulfil(self, value: T) -> None:
-        """Set the result."""
-        self._settle(_VALUE, value)
-
-    def fail(self, error: BaseException | Callable[[], BaseException]) -> None:
-        """Set the failure, or a function that makes it when it is asked for."""
-        self._settle(_FAILED, error)
-
-    def _settle(self, state: int, content: object) -> None:
-        if self._state != _PENDING:
-            return
-        self._content = content
-        self._state = state
-        self.cancel_hook = None
-        listeners, self._listeners = self._listeners, None
-        for listener in listeners or ():
-            try:
-                listener(self)
-            except Exception:  # it is not the fault of the others, nor of whoever takes in the result
-                _log.exception("a callback of %r failed", self)
-
-    def payload(self) -> Payload | None:
-        """Return the result as it came, if nobody has looked at it yet."""
-        return self._content if self._state == _ENCODED else None
-
-    def decode(self) -> None:
-        """Rebuild the result that has come, ahead of time; if it cannot be, `result` will say so."""
-        with self._engine.lock:
-            if self._state == _ENCODED:
-                try:
-                    self._content, self._state = self._engine.decode(self._content), _VALUE
-                except Exception as error:
-                    self._content, self._state = _undecodable(self, error), _FAILED
-
-    def _failure(self) -> BaseException:
-        if not isinstance(self._content, BaseException):
-            self._content = self._content()
-        return self._content
-
-
-def _undecodable(future: Future[Any], error: Exception) -> RacewayError:
-    failure = SerializationError(
-        f"the result of {future!r} arrived but cannot be unpickled here: {type(error).__name__}: {error}"
-    )
-    failure.__cause__ = error
-    return failure
-
-
-class Waiting(Protocol):
-    """What a future needs of its engine."""
-
-    lock: Any
-
-    def block(self, ready: Callable[[], Any], timeout: float | None, on: Future[Any] | Among | None = None) -> None:
-        """Return when `ready()`; raise WaitTimeout if that takes too long.
-
-        Args:
-            ready: whether it is over.
-            timeout: seconds.
-            on: the future that is waited for, or a function that says without which futures nothing can become ready;
-                some engines wait for these faster.
-        """
-
-    def decode(self, payload: Payload) -> Any:
-        """Rebuild a value."""
+        self.wire: Any = None  # the engine's own representation, set when the message is encoded
 
 
 class Actor:
     """An object that lives in an engine. Its calls run one at a time, in the order sent."""
 
-    def __init__(self, engine: Engine, name: str) -> None:
+    def __init__(self, engine: Engine, name: str, returns_queued_calls: bool = False) -> None:
         self.engine = engine
         self.name = name
         self.incarnation = 0
-        """Counts the restarts: 0 for the first life."""
+        """Number of restarts: 0 until the first one."""
         self.ready: Future[bool] = Future(engine, self, "__init__")
         """Done when the constructor has returned, or failed."""
         self.error: BaseException | None = None
-        """Why it is dead, or None while it lives."""
+        """Why the actor is dead, or None while it lives."""
         self.pid: int | None = None
+        """The process it runs in, if the engine knows."""
         self.notes: dict[str, Any] = {}
-        """What layers above keep with it."""
+        """Data that the layers above attach to the actor."""
+        self.calls: dict[int, tuple[Future[Any], Message]] = {}
+        """Outstanding calls by id, in the order sent. The first one is running."""
+        self.last_micros = 0
+        """Duration of its last call, if the engine knows."""
+        self.returns_queued_calls = returns_queued_calls
+        """Whether calls that have not started are returned while the running one waits for nested calls."""
+        self.on_calls_returned: Callable[[Actor, list[tuple[Future[Any], Message]]], None] | None = None
+        """Receives the calls that had not started when the actor died, or that are returned while it waits."""
+        self.on_call_done: Callable[[Actor], None] | None = None
+        """Called after each call that is done."""
 
     @property
     def alive(self) -> bool:
+        """Whether the actor accepts calls."""
         return self.error is None
 
     def call(self, method: str, /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -307,15 +161,26 @@ class Actor:
         raise SerializationError(f"{self!r} cannot be sent to another process: only its driver can call it")
 
 
-class Engine(Waiting, Protocol):
+@runtime_checkable
+class Engine(Protocol):
     """A place where actors live."""
 
     name: str
+    """`inline`, `process`, `ray`: shown in errors and logs."""
     uid: str
+    """Identifies this engine among all of all processes."""
     capacity: float
-    """Cores that are there to compute with."""
+    """CPU cores available to actors."""
     clock: Callable[[], float]
+    """The source of time for deadlines and back-off."""
     closed: bool
+    """Whether `close` was called."""
+    lock: Any
+    """The lock that guards everything an engine keeps. Callbacks run with it held; it is re-entrant."""
+    handles: DriverHandles
+    """The names of things that the driver keeps for actors."""
+
+    # Verbs for programs.
 
     def spawn(
         self,
@@ -328,29 +193,30 @@ class Engine(Waiting, Protocol):
         threads: int | None = None,
         restarts: Restarts | None = None,
         start_timeout: float = 60.0,
-        hands_back: bool = False,
+        returns_queued_calls: bool = False,
     ) -> Actor:
-        """Make an actor of `factory(*args, **kwargs)`, without waiting for it. Calls may be sent at once.
+        """Create an actor from `factory(*args, **kwargs)`, without waiting for it. Calls may be sent at once.
 
         Args:
             factory: a class or function; what it returns is the actor's object.
             args: its positional arguments.
             kwargs: its keyword arguments.
             name: shown in errors and logs.
-            resources: `cpus` (fractions too), `gpus`, and on Ray names of its own.
-            threads: compute threads; one unless more cpus are asked for.
-            restarts: how often it may be restarted.
+            resources: `cpus` (fractions too), `gpus`, and on Ray custom names.
+            threads: compute threads; 1 unless several cpus are requested.
+            restarts: restart budget and back-off.
             start_timeout: seconds that the constructor may take.
-            hands_back: while it waits for a nested call, calls that have not begun go to the actor's `on_lost`.
+            returns_queued_calls: while a call of the actor waits for nested calls, pass those that have not started to
+                its `on_calls_returned`.
         """
 
-    def message(self, method: Called, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Message:
-        """Encode a call. What the arguments are now is what the actor will see.
+    def message(self, method: CallTarget, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Message:
+        """Encode a call. The actor sees the arguments as they are now.
 
         Args:
-            method: the name of a method of the actor's object; or a function `f(home, *args, **kwargs)` to run where
-                the actor lives, with its object as `home.object`, and `home.guests`, a dict of other objects; or the
-                name of one of those guests and of a method of it, which gives None if there is no such guest.
+            method: the name of a method of the actor's object; or a function `f(context, *args, **kwargs)` to run where
+                the actor lives, with its object as `context.object`, and `context.guests`, a dict of other objects; or
+                the name of a guest and of a method of it, which returns None if there is no such guest.
             args: positional arguments.
             kwargs: keyword arguments.
         """
@@ -361,54 +227,107 @@ class Engine(Waiting, Protocol):
         message: Message,
         *,
         timeout: float | None = None,
-        told: Callable[[Future[Any]], None] | None = None,
+        on_done: Callable[[Future[Any]], None] | None = None,
     ) -> Future[Any]:
-        """Run a call.
+        """Send a call to an actor and return its future.
 
         Args:
-            actor: that runs it.
+            actor: the actor that runs it.
             message: the call.
             timeout: its deadline: seconds from the start of its execution until the actor is killed.
-            told: a callback of the future, there from its beginning, which is cheaper than to add one.
+            on_done: a callback of the future; cheaper than `add_done_callback` after sending.
         """
 
     def call(self, actor: Actor, method: str, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Short for `send(actor, message(method, args, kwargs))`."""
+        """Call a method: short for `send(actor, message(method, args, kwargs))`."""
 
     def put(self, value: object) -> Ref:
         """Store a value once; every actor that gets the reference as an argument reads the same memory."""
 
-    def get(self, what: Ref | Future[Any], timeout: float | None = None) -> Any:
+    def get(self, source: Ref | Future[Any], timeout: float | None = None) -> Any:
         """Read a reference or wait for a future."""
 
     def wait(
         self, futures: Sequence[Future[T]], *, count: int | None = None, timeout: float | None = None
     ) -> tuple[list[Future[T]], list[Future[T]]]:
-        """Block until `count` (default: all) futures are done; return the done and the others, in the order given."""
+        """Block until `count` (default: all) futures are done; return the done and the pending ones, in order."""
 
-    def glance(self) -> None:
-        """Take in what has come, without waiting: for a program that computes for long and wants news soon."""
+    def poll(self) -> None:
+        """Receive results that have arrived, without waiting: for a program that computes for long between waits."""
 
-    def nudge(self) -> None:
-        """Have whoever waits look again at what it waits for. Takes no lock: callbacks of other engines may call it."""
+    def create_future(self) -> Future[Any]:
+        """Return a future that the caller completes with `complete`: for queues and threads of the driver."""
 
-    def promise(self) -> Future[Any]:
-        """Return a future that the caller completes with `keep`: for queues and threads of the driver's own."""
-
-    def keep(self, promise: Future[Any], value: object) -> None:
-        """Complete a promise, from any thread."""
+    def complete(self, future: Future[Any], value: object) -> None:
+        """Set the result of a future from `create_future`, on any thread."""
 
     def kill(self, actor: Actor) -> None:
         """End an actor at once. Its outstanding calls fail with ActorDied."""
 
     def restart(self, actor: Actor, policy: Restarts | None = None) -> Future[bool]:
-        """Build a dead actor anew, after its back-off and within its budget (its own, or `policy`'s).
+        """Build an actor again (killing it if it lives), after its back-off and within its restart budget.
 
-        Return its new `ready`.
+        Return its new `ready`. The budget is the actor's, or `policy`'s.
         """
 
-    def serve(self, handler: Callable[[Actor, Any], Any]) -> None:
-        """Answer the requests that actors make of the driver: `handler(actor, request)` gives a value or a future."""
-
     def close(self) -> None:
-        """End every actor, give everything back. Calls that are still out fail with EngineClosed."""
+        """End every actor and release everything. Outstanding calls fail with EngineClosed."""
+
+    def __enter__(self: E) -> E:
+        """Return the engine."""
+
+    def __exit__(self, *_: object) -> None:
+        """Close the engine."""
+
+    # Verbs for the layers above.
+
+    def block(
+        self, ready: Callable[[], Any], timeout: float | None, awaited: Future[Any] | AwaitedFutures | None = None
+    ) -> None:
+        """Return when `ready()` is true; raise WaitTimeout after `timeout` seconds.
+
+        Args:
+            ready: the condition. It is checked again whenever something has happened.
+            timeout: seconds, or None to wait without a limit.
+            awaited: the future that is waited for, or a function that returns the futures without which `ready` cannot
+                become true; some engines wait for these faster.
+        """
+
+    def wake(self) -> None:
+        """Make waiting threads check their condition again. Takes no lock: callbacks of other engines may call it."""
+
+    def notify_waiters(self) -> None:
+        """Make waiting threads check their condition again. Called with the lock."""
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> None:
+        """Call `callback()` once, with the lock, when the clock has reached `when`. Called with the lock."""
+
+    def dispatch(self, actor: Actor, message: Message, future: Future[Any]) -> None:
+        """Send a call whose future exists already. Called with the lock; call `flush` after releasing it."""
+
+    def flush(self) -> None:
+        """Finish sending: poll for results now and then; inline, run the calls. Called without the lock."""
+
+    def store(self, payload: Payload | None) -> Ref:
+        """Store an encoded value; None reserves a reference for `fill`. Called with the lock."""
+
+    def fill(self, ref: Ref, payload: Payload) -> None:
+        """Set the value of a reserved reference. Called with the lock."""
+
+    def decode(self, payload: Payload) -> Any:
+        """Decode a value that has arrived."""
+
+    def prefetch(self, actor: Actor, refs: Sequence[Ref]) -> None:
+        """Send an actor stored values that it is about to read. Called with the lock."""
+
+    def serve(self, handler: Callable[[Actor, Any], Any]) -> None:
+        """Answer the requests that actors make of the driver: `handler(actor, request)` returns a value or a future."""
+
+    def check_resources(self, needs: Resources) -> None:
+        """Raise ResourceError if the engine can never provide these resources."""
+
+    def running_actor(self) -> Actor | None:
+        """Return the actor whose call runs on this thread, if actors run in this process (inline)."""
+
+    def can_start_call(self, actor: Actor) -> bool:
+        """Return whether a call sent to the actor now could run before the calls under way have ended."""

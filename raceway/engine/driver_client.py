@@ -1,4 +1,4 @@
-"""What an actor can ask of the driver: set in every worker process, None in the driver itself."""
+"""The connection from a worker process to its driver: set in every worker, None in the driver itself."""
 
 from __future__ import annotations
 
@@ -8,15 +8,21 @@ from raceway.engine.base import Ref
 
 
 class DriverClient(Protocol):
-    """The way from a worker process to its driver."""
+    """What a worker process can ask of its driver."""
 
     uid: str
     """The engine that this process belongs to."""
     actor: str
     """The name of the actor that lives here."""
 
-    def request(self, value: Any, *, parks: bool = False) -> Any:
-        """Ask the driver and wait for its answer; with `parks` it may come late, so waiting calls are given back."""
+    def request(self, value: Any, *, waits_for_calls: bool = False) -> Any:
+        """Send the driver a request and wait for its answer.
+
+        Args:
+            value: the request; the handler passed to `Engine.serve` answers it.
+            waits_for_calls: whether the answer depends on other calls, so that calls queued for this actor should be
+                returned to run elsewhere.
+        """
 
     def put(self, value: Any) -> Ref:
         """Store a value with the driver."""
@@ -26,11 +32,11 @@ _client: DriverClient | None = None
 
 
 def driver_client() -> DriverClient | None:
-    """Return the way to the driver, or None in a process that is no worker."""
+    """Return the connection to the driver, or None in a process that is no worker."""
     return _client
 
 
-def set_driver_client(value: DriverClient | None) -> None:
-    """Set it; called once, by the engine's worker."""
+def set_driver_client(client: DriverClient | None) -> None:
+    """Set the connection to the driver; called once, by the engine's worker."""
     global _client
-    _client = value
+    _client = client

@@ -1,8 +1,8 @@
-"""The inline engine: everything in this process, one call after another, at the moment it is sent.
+"""The inline engine: actors in this process; every call runs at the moment it is sent.
 
-The specification of what an engine does, and what a debugger steps through. Values still travel as values: arguments
-and results are encoded and rebuilt as they would be between processes, so a program that works here works on the
-others.
+It is the specification of what an engine does, and what a debugger steps through. Values still travel as values:
+arguments and results are encoded and decoded as they would be between processes, so a program that works here works on
+the others.
 """
 
 from __future__ import annotations
@@ -14,24 +14,26 @@ from collections.abc import Callable
 from typing import Any
 
 from raceway.engine import _codec
-from raceway.engine._calls import Home, describe_error, owned, run_call
+from raceway.engine._calls import ActorContext, copy_buffers, encode_error, run_call
 from raceway.engine._core import CoreActor, EngineCore
 from raceway.engine._reactor import Reactor
-from raceway.engine.base import Among, Future, Message
+from raceway.engine.base import Actor, AwaitedFutures, Future, Message
 from raceway.errors import ActorStartError, DeadlockError
 
 
 class InlineActor(CoreActor):
-    """An actor whose object lives right here."""
+    """An actor whose object lives in this process."""
 
-    home = Home(None)
+    context = ActorContext(None)
     busy = False
+    """Whether one of its calls is running."""
     thread = 0
-    """On which thread its call runs, while it is busy."""
+    """The thread on which that call runs."""
 
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
-        self.waiting: deque[tuple[int, Message]] = deque()
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.queue: deque[tuple[int, Message]] = deque()
+        """Calls that have not started."""
 
 
 class InlineEngine(EngineCore):
@@ -51,28 +53,28 @@ class InlineEngine(EngineCore):
         self._running: list[InlineActor] = []
         self._runnable: deque[InlineActor] = deque()
 
-    def _new_actor(self, *parts: Any) -> InlineActor:
-        return InlineActor(self, *parts)
+    def _new_actor(self, *args: Any) -> InlineActor:
+        return InlineActor(self, *args)
 
     def _launch(self, actor: CoreActor) -> None:
         assert isinstance(actor, InlineActor)
         try:
-            factory, args, kwargs = _codec.decode(owned(actor.factory))
-            actor.home = Home(factory(*args, **kwargs))
+            factory, args, kwargs = _codec.decode(copy_buffers(actor.factory))
+            actor.context = ActorContext(factory(*args, **kwargs))
         except Exception as error:
             failure = ActorStartError(f"{actor.name} could not start: {type(error).__name__}: {error}", actor.name)
             failure.__cause__ = error
-            self._lost(actor, failure)
+            self._declare_dead(actor, failure)
         else:
-            actor.ready.fulfil(True)
+            actor.ready.set_result(True)
 
     def _transmit(self, actor: CoreActor, id: int, message: Message) -> None:
         assert isinstance(actor, InlineActor)
-        actor.waiting.append((id, message))
+        actor.queue.append((id, message))
         self._runnable.append(actor)
 
     def flush(self) -> None:
-        """Run the calls that have been sent, unless their actor is in the middle of one: then they follow it."""
+        """Run the calls that have been sent. Those of an actor that is running one follow when it is done."""
         while self._runnable:
             actor = self._runnable.popleft()
             if actor.busy:
@@ -80,54 +82,58 @@ class InlineEngine(EngineCore):
             actor.busy, actor.thread = True, threading.get_ident()
             self._running.append(actor)
             try:
-                while actor.waiting and actor.error is None:
-                    self._run(actor, *actor.waiting.popleft())
+                while actor.queue and actor.error is None:
+                    self._run(actor, *actor.queue.popleft())
             finally:
                 actor.busy = False
                 self._running.remove(actor)
-                if actor.waiting and actor.error is None:
-                    self._runnable.append(actor)  # sent by another thread, which saw it busy
+                if actor.queue and actor.error is None:
+                    self._runnable.append(actor)  # sent by another thread while the actor was busy
 
     def _run(self, actor: InlineActor, id: int, message: Message) -> None:
         try:
-            result = owned(
-                _codec.encode(run_call(actor.home, _codec.decode(message.payload), self._read), "the result")
+            result = copy_buffers(
+                _codec.encode(run_call(actor.context, _codec.decode(message.payload), self._read), "the result")
             )
             failed = False
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            result, failed = describe_error(error, actor.name, message.method, skip=2), True
+            result, failed = encode_error(error, actor.name, message.method, skip=2), True
         with self.lock:
             self.finished(actor, id, result, failed)
-            self.reactor.changed()
+            self.reactor.notify()
 
-    def running(self) -> CoreActor | None:
-        """Return the actor whose call is being run now, if any."""
+    def running_actor(self) -> Actor | None:
+        """Return the actor whose call is running, the innermost if calls are nested."""
         return self._running[-1] if self._running else None
 
-    def can_begin(self, actor: CoreActor) -> bool:
-        """Return whether it is not in the middle of a call: those that are share a stack, and only the last can end."""
+    def can_start_call(self, actor: Actor) -> bool:
+        """Return whether the actor runs no call: running calls share a stack, and only the innermost can end."""
         assert isinstance(actor, InlineActor)
         return not actor.busy
 
-    def block(self, ready: Callable[[], Any], timeout: float | None, on: Future[Any] | Among | None = None) -> None:
-        """Wait for another thread's promise; a call that has not run by now waits for the one that asks."""
-        actor = on.actor if isinstance(on, Future) else None
+    def block(
+        self, ready: Callable[[], Any], timeout: float | None, awaited: Future[Any] | AwaitedFutures | None = None
+    ) -> None:
+        """Wait for another thread to complete a future; raise DeadlockError for a call that cannot start before."""
+        actor = awaited.actor if isinstance(awaited, Future) else None
         is_mine = isinstance(actor, InlineActor) and actor.busy and actor.thread == threading.get_ident()
-        if is_mine and actor is not None and isinstance(on, Future) and not ready():
-            raise DeadlockError(f"{actor.name} waits for its own call {on.method!r}, which can only run after this one")
+        if is_mine and actor is not None and isinstance(awaited, Future) and not ready():
+            raise DeadlockError(
+                f"{actor.name} waits for its own call {awaited.method!r}, which can only run after this one"
+            )
         until = None if timeout is None else time.monotonic() + timeout
         self.flush()
         while not ready():
             left = None if until is None else max(0.0, until - time.monotonic())
-            super().block(lambda: ready() or self._runnable, left, on)
-            self.flush()  # an actor that was to rest before its restart has come back
+            super().block(lambda: ready() or self._runnable, left, awaited)
+            self.flush()  # an actor may have come back from the pause before its restart
 
     def _end(self, actor: CoreActor) -> None:
         assert isinstance(actor, InlineActor)
-        actor.home = Home(None)
-        actor.waiting.clear()
+        actor.context = ActorContext(None)
+        actor.queue.clear()
 
     def _close(self) -> None:
         pass

@@ -1,16 +1,16 @@
-"""Environments: finding them by name, stepping many at once, and the seeds they begin with."""
+"""Environments: looked up by name, stepped as vectors, and seeded episode by episode."""
 
 from raceway.envs.atari import Atari, AtariSettings
 from raceway.envs.make import EnvSettings, make_env, make_slots
-from raceway.envs.names import ALIASES, find
-from raceway.envs.seeds import Purpose, seed_of, seed_of_episode
-from raceway.envs.slots import SOME_SLOT, Score, Slots, SteppedSlots
-from raceway.envs.tasks import give_tasks, has_tasks
+from raceway.envs.names import ALIASES, resolve_env_id
+from raceway.envs.seeds import Purpose, derive_seed, episode_seed
+from raceway.envs.slots import UNKNOWN_SLOT, Score, Slots, SteppedSlots
+from raceway.envs.tasks import assign_tasks, has_tasks
 from raceway.envs.vector import CartPoleSlots, EnvPoolAtariSlots, EnvPoolSlots, VectorSlots
 
 __all__ = [
     "ALIASES",
-    "SOME_SLOT",
+    "UNKNOWN_SLOT",
     "Atari",
     "AtariSettings",
     "CartPoleSlots",
@@ -22,11 +22,11 @@ __all__ = [
     "Slots",
     "SteppedSlots",
     "VectorSlots",
-    "find",
-    "give_tasks",
+    "assign_tasks",
+    "derive_seed",
+    "episode_seed",
     "has_tasks",
     "make_env",
     "make_slots",
-    "seed_of",
-    "seed_of_episode",
+    "resolve_env_id",
 ]

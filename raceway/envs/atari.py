@@ -1,12 +1,12 @@
-"""Atari games the way everybody plays them (Mnih et al. 2015, https://doi.org/10.1038/nature14236).
+"""Atari games with the standard preprocessing (Mnih et al. 2015, https://doi.org/10.1038/nature14236).
 
-An action is held for 4 frames, and the maximum of the last two is seen: sprites flicker. What is observed are the last
-4 such pictures, grey, 84 by 84. A game begins with up to 30 frames of doing nothing, by its seed, and with the fire
-button, where there is one. The end of a life ends an episode, and rewards are -1, 0 or 1.
+An action is repeated for 4 frames, and the image is the maximum of the last two, because sprites flicker. An
+observation is a stack of the last 4 images, grey, 84 by 84. A game starts with up to 30 no-op frames, by its seed, and
+with the fire button, where there is one. The loss of a life ends an episode, and rewards are clipped to -1, 0 or 1.
 
-Gymnasium's `AtariPreprocessing` shows the same pictures for the same seed. It leaves fire, stack and clipping to others
-and a game that goes on after a life to nobody, takes half as long again for a step, and a reset with a seed takes as
-long as 300 steps, because the game is loaded again.
+Gymnasium's `AtariPreprocessing` returns the same images for the same seed. It has no fire, stacking or clipping, cannot
+continue a game after the loss of a life, and takes half as long again for a step; a reset with a seed takes as long as
+300 steps, because it loads the game again.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from raceway.envs.resize import Resize
 from raceway.errors import ConfigError
 
 SIZE = 84
-"""Rows and columns of what is observed."""
+"""Height and width of an observation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AtariSettings:
-    """How games are shown and played. Each of these can be given in `env_kwargs`."""
+    """The preprocessing of Atari games. Every field can be set in `env_kwargs`."""
 
     frame_skip: int = 4
-    """Frames for which an action is held."""
+    """Frames for which an action is repeated."""
     stack: int = 4
-    """Pictures in an observation."""
+    """Images stacked in an observation."""
     noop_max: int = 30
-    """Frames of doing nothing that a game begins with, at most."""
+    """Largest number of no-op frames at the start of a game."""
     fire_on_reset: bool = True
-    """Press fire when an episode begins, in games in which that is the second action. Some wait for it."""
+    """Press fire at the start of an episode, in games whose second action it is. Some wait for it."""
     terminal_on_life_loss: bool = True
-    """Whether an episode ends with a life. The next one then goes on with the game."""
+    """Whether the loss of a life ends an episode. The next episode then continues the game."""
     clip_rewards: bool = True
-    """Whether rewards are their sign only."""
+    """Whether rewards are clipped to their sign."""
     max_episode_steps: int | None = None
-    """Steps after which a game is cut off. The games themselves are, after 108,000 frames."""
+    """Steps after which a game is truncated. Every game is, after 108,000 frames."""
 
     def __post_init__(self) -> None:
-        least = {"frame_skip": 1, "stack": 1, "noop_max": 0, "max_episode_steps": 1}
-        for name, smallest in least.items():
+        minimums = {"frame_skip": 1, "stack": 1, "noop_max": 0, "max_episode_steps": 1}
+        for name, minimum in minimums.items():
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < smallest):
-                raise ConfigError(f"{name} is {value!r}. It must be a whole number, {smallest} or more.")
+            if value is not None and (not isinstance(value, int) or value < minimum):
+                raise ConfigError(f"{name} is {value!r}. It must be an integer of at least {minimum}.")
 
     def for_envpool(self) -> dict[str, Any]:
-        """Return the same for EnvPool, but for lives: it would begin a new game for each that it is told to reset."""
+        """Return EnvPool's arguments, without the one for lives: EnvPool would start a new game after each."""
         limit = self.max_episode_steps
         return {
             "frame_skip": self.frame_skip,
@@ -66,7 +66,7 @@ class AtariSettings:
 
 
 def is_atari(name: str) -> bool:
-    """Tell whether an id is that of a game of the Arcade Learning Environment.
+    """Whether an id is that of a game of the Arcade Learning Environment.
 
     >>> is_atari("ALE/Pong-v5"), is_atari("mine:ALE/Pong-v5"), is_atari("CartPole-v1")
     (True, True, False)
@@ -74,37 +74,37 @@ def is_atari(name: str) -> bool:
     return name.rpartition(":")[2].startswith("ALE/")
 
 
-def split(name: str, kwargs: Mapping[str, Any]) -> tuple[AtariSettings | None, dict[str, Any]]:
-    """Divide `env_kwargs` into how a game is shown and what the game itself takes.
+def split_kwargs(name: str, kwargs: Mapping[str, Any]) -> tuple[AtariSettings | None, dict[str, Any]]:
+    """Split `env_kwargs` into the preprocessing settings and the arguments of the game itself.
 
     Returns:
-        None for the first if the game is wanted as it is, with `preprocess=False`.
+        The settings, or None with `preprocess=False`, and the other arguments.
     """
     rest = dict(kwargs)
     if not rest.pop("preprocess", True):
         return None, rest
-    for given, instead in _NOT_WITH_PREPROCESSING.items():
-        if given in rest:
-            raise ConfigError(f"{name} cannot be made with {given}={rest[given]!r}: {instead}")
-    mine = {field.name: rest.pop(field.name) for field in fields(AtariSettings) if field.name in rest}
-    return AtariSettings(**mine), {"repeat_action_probability": 0.0, **rest}
+    for argument, reason in _NOT_WITH_PREPROCESSING.items():
+        if argument in rest:
+            raise ConfigError(f"{name} cannot be created with {argument}={rest[argument]!r}: {reason}")
+    own = {field.name: rest.pop(field.name) for field in fields(AtariSettings) if field.name in rest}
+    return AtariSettings(**own), {"repeat_action_probability": 0.0, **rest}
 
 
-_AS_IT_IS = "that is for games as they are. Give preprocess=False too."
+_RAW_ONLY = "that is only for games without preprocessing. Add preprocess=False."
 _NOT_WITH_PREPROCESSING = {
-    "frameskip": "frames would be skipped twice. Give frame_skip.",
-    "obs_type": _AS_IT_IS,
-    "sound_obs": _AS_IT_IS,
-    "continuous": _AS_IT_IS,
+    "frameskip": "frames would be skipped twice. Use frame_skip.",
+    "obs_type": _RAW_ONLY,
+    "sound_obs": _RAW_ONLY,
+    "continuous": _RAW_ONLY,
 }
 
 
 def make_atari(name: str, kwargs: Mapping[str, Any]) -> gym.Env:
-    """Make a game, the way everybody plays it or, with `preprocess=False`, as it is."""
+    """Make a game with the standard preprocessing or, with `preprocess=False`, without any."""
     import ale_py
 
-    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # or each process would print its name and version
-    settings, rest = split(name, kwargs)
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # else each process prints ALE's name and version
+    settings, rest = split_kwargs(name, kwargs)
     if settings is None:
         return gym.make(name, disable_env_checker=True, **rest)
     game = gym.make(name, disable_env_checker=True, frameskip=1, **rest).unwrapped
@@ -112,19 +112,19 @@ def make_atari(name: str, kwargs: Mapping[str, Any]) -> gym.Env:
 
 
 def has_fire(name: str, full_action_space: bool = False) -> bool:
-    """Tell whether the second action of a game is the fire button."""
+    """Whether the second action of a game is the fire button."""
     game: Any = gym.make(name, full_action_space=full_action_space).unwrapped
     return game.get_action_meanings()[1:2] == ["FIRE"]
 
 
 class Atari(gym.Wrapper):
-    """A game the way everybody plays it.
+    """A game with the standard preprocessing.
 
-    `info` has the lives that are left and, when a game is over, `episode`: its return `r`, of all lives and of rewards
-    as they are, and its steps `l`.
+    `info` has the remaining `lives` and, when a game is over, `episode`: its return `r` over all lives, with unclipped
+    rewards, and its number of steps `l`.
     """
 
-    tells_scores = True
+    reports_scores = True
 
     def __init__(self, game: Any, settings: AtariSettings, *, sticky: bool = False) -> None:
         import ale_py
@@ -140,31 +140,31 @@ class Atari(gym.Wrapper):
         screen = self.ale.getScreenDims()
         self._screen, self._before = np.empty(screen, np.uint8), np.empty(screen, np.uint8)
         self._resize = Resize(screen, (SIZE, SIZE))
-        # The beginning of every game. What was played before can shine through a reset, as in Beam Rider.
-        self._beginning, self._first_screen = self.ale.cloneState(include_rng=True), self.ale.getScreenGrayscale()
-        self._by_lives = settings.terminal_on_life_loss and self.ale.lives() > 0
+        # The start of every game. State of the game before can survive a reset, as in Beam Rider.
+        self._start_state, self._start_screen = self.ale.cloneState(include_rng=True), self.ale.getScreenGrayscale()
+        self._episode_is_life = settings.terminal_on_life_loss and self.ale.lives() > 0
         self._lives = 0
-        self._life_lost = False  # by the last step, after which the game goes on
-        self.began_anew = True  # whether the last reset began a game by its seed, and did not go on with one
+        self._life_lost = False  # by the last step, after which the game continues
+        self.started_from_seed = True  # whether the last reset started a new game from its seed
         self._score, self._steps = 0.0, 0  # of the game
 
     @property
     def repeats_from_seed(self) -> bool:
-        """Whether an episode depends on its seed alone: one that goes on with a game depends on the lives before."""
-        return not self._by_lives
+        """Whether an episode depends on its seed alone: one that continues a game depends on earlier lives."""
+        return not self._episode_is_life
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin a game with the seed; or, if the last step has lost a life, go on with the game."""
+        """Start a game from the seed; or, if the last step lost a life, continue the game."""
         if self._life_lost:
-            self._hold(0)
-        begins = not self._life_lost or self.ale.game_over()
-        if begins:
-            self._begin_game(seed)
-        self.began_anew = begins and seed is not None
+            self._repeat_action(0)
+        new_game = not self._life_lost or self.ale.game_over()
+        if new_game:
+            self._start_game(seed)
+        self.started_from_seed = new_game and seed is not None
         if self._fires:
-            self._hold(1)
+            self._repeat_action(1)
             if self.ale.game_over():
-                self._begin_game(None)
+                self._start_game(None)
         self._lives, self._life_lost = self.ale.lives(), False
         self._stack = np.empty(self._shape, np.uint8)
         self._resize(self._screen, self._stack[-1])
@@ -172,9 +172,9 @@ class Atari(gym.Wrapper):
         return self._stack, {"lives": self._lives}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Hold an action for some frames."""
-        reward = self._hold(action)
-        stack = np.empty_like(self._stack)  # not in place: whoever was given the last one may keep it
+        """Repeat an action for `frame_skip` frames."""
+        reward = self._repeat_action(action)
+        stack = np.empty_like(self._stack)  # not in place: the caller may keep the last observation
         stack[:-1] = self._stack[1:]
         self._resize(self._screen, stack[-1])
         self._stack = stack
@@ -185,33 +185,33 @@ class Atari(gym.Wrapper):
         info: dict[str, Any] = {"lives": lives}
         if terminated or truncated:
             info["episode"] = {"r": self._score, "l": self._steps}
-        # Some games show no life for a while before they are over, which they then soon are.
-        self._life_lost = self._by_lives and 0 < lives < self._lives and not (terminated or truncated)
+        # No life left is not the end of an episode: some games show zero lives shortly before they are over.
+        self._life_lost = self._episode_is_life and 0 < lives < self._lives and not (terminated or truncated)
         self._lives = lives
         if self.settings.clip_rewards:
             reward = float((reward > 0) - (reward < 0))
         return stack, reward, terminated or self._life_lost, truncated, info
 
-    def _hold(self, action: int) -> float:
-        """Do the same for some frames. The screen is then the maximum of the last two. A game that is over stands."""
-        act, chosen, skip, reward = self.ale.act, self.actions[action], self.settings.frame_skip, 0
+    def _repeat_action(self, action: int) -> float:
+        """Repeat an action, and keep the maximum of the last two screens. A finished game stays as it is."""
+        act, ale_action, skip, reward = self.ale.act, self.actions[action], self.settings.frame_skip, 0
         for _ in range(skip - 1):
-            reward += act(chosen)
+            reward += act(ale_action)
         if skip > 1:
             self.ale.getScreenGrayscale(self._before)
-        reward += act(chosen)
+        reward += act(ale_action)
         self.ale.getScreenGrayscale(self._screen)
         if skip > 1:
             np.maximum(self._screen, self._before, out=self._screen)
         self._score += reward
         return float(reward)
 
-    def _begin_game(self, seed: int | None) -> None:
-        """Begin a game, with the frames of doing nothing that its seed says."""
+    def _start_game(self, seed: int | None) -> None:
+        """Start a game, with a number of no-op frames that depends on its seed."""
         game: Any = self.env
         self._score, self._steps = 0.0, 0
         if self._sticky:
-            game.reset(seed=seed)  # loads it again, or its random numbers would not be the seed's
+            game.reset(seed=seed)  # loads the game again: only then does ALE use the new seed
             self.ale.getScreenGrayscale(self._screen)
         else:
             if seed is not None:
@@ -228,5 +228,5 @@ class Atari(gym.Wrapper):
     def _rewind(self) -> None:
         self.ale.reset_game()
         if not self._sticky:
-            self.ale.restoreState(self._beginning)  # not alone: Qbert and others would still be over
-            np.copyto(self._screen, self._first_screen)  # which it does not bring back
+            self.ale.restoreState(self._start_state)  # after reset_game: else Qbert and others would still be over
+            np.copyto(self._screen, self._start_screen)  # restoreState does not restore the screen

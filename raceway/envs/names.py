@@ -1,4 +1,4 @@
-"""From what a user types to an environment that Gymnasium knows."""
+"""Gymnasium ids from the names that a user types."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ ALIASES = {
 }
 
 
-def find(name: str) -> str:
-    """Return the Gymnasium id of an environment: of a short name, an id, or `module:Id` whose module registers it.
+def resolve_env_id(name: str) -> str:
+    """Return the Gymnasium id for a short name, an id, or `module:Id` whose module registers it.
 
-    >>> find("cartpole"), find("CartPole")
+    >>> resolve_env_id("cartpole"), resolve_env_id("CartPole")
     ('CartPole-v1', 'CartPole-v1')
     """
     name = ALIASES.get(name, name)
@@ -49,12 +49,12 @@ def find(name: str) -> str:
 
 
 def unknown_environment(name: str) -> ConfigError:
-    """Return the error for a name that nothing is registered under, with the nearest that are."""
+    """Return the error for a name that is not registered, with the nearest names."""
     short = [id.partition("-v")[0] for id in gym.registry]
     message = str(unknown_name("environment", name.rpartition(":")[2], {*ALIASES, *gym.registry, *short}))
     return ConfigError(
         f"{message.partition(' Choose from')[0]} Give a short name ({', '.join(ALIASES)}), a Gymnasium id, or "
-        "module:Id for one that a module of yours registers."
+        "module:Id for an environment that your own module registers."
     )
 
 
@@ -65,11 +65,11 @@ def missing_extra(name: str, error: BaseException) -> ConfigError:
     if extra is None and ("ale_py" in text or "ale/" in text):
         extra = "atari"
     advice = f"pip install 'raceway[{extra}]'" if extra else "install what the message names"
-    return ConfigError(f"{name} needs something that is not installed ({error}). To have it: {advice}")
+    return ConfigError(f"{name} needs a package that is not installed ({error}). To install it: {advice}")
 
 
 def register_atari(name: str) -> None:
-    """Have the Atari games registered, which Gymnasium does not know by itself."""
+    """Register the Atari games, which Gymnasium does not do by itself."""
     try:
         import ale_py
     except ImportError as error:
@@ -79,13 +79,13 @@ def register_atari(name: str) -> None:
 
 def _import(module: str, name: str) -> None:
     if "" not in sys.path:
-        sys.path.insert(0, "")  # a module beside the user, as `python -m` would find it
+        sys.path.insert(0, "")  # the working directory, as `python -m` has it
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not (module + ".").startswith(error.name + "."):
             raise
         raise ConfigError(
-            f"environment {name!r}: there is no module {module!r} here ({error}). Run from the folder it is in, or "
+            f"environment {name!r}: there is no module {module!r} here ({error}). Run from its directory, or "
             "install it."
         ) from error

@@ -1,4 +1,4 @@
-"""Making pictures smaller."""
+"""Downscaling of images."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ Array = np.ndarray
 
 
 class Resize:
-    """Makes grey pictures smaller: a new pixel is the mean of the area that it covers.
+    """Downscale grey images: a new pixel is the mean of the area that it covers.
 
-    That is OpenCV's INTER_AREA in half of its time. Both sums are of whole numbers that 32 bits of a float hold, so the
-    outcome is the nearest whole number on every machine. (OpenCV's own is 1 beside it in one pixel of some thousand.)
+    This is OpenCV's INTER_AREA in half the time. Both sums are of integers that a 32-bit float represents exactly, so
+    the result is the nearest integer on every machine. (OpenCV is off by 1 in one pixel of some thousand.)
 
     >>> small = np.zeros((2, 1), np.uint8)
     >>> Resize((3, 2), (2, 1))(np.array([[9, 9], [30, 60], [0, 0]], np.uint8), small)
@@ -23,7 +23,7 @@ class Resize:
 
     def __init__(self, old: tuple[int, int], new: tuple[int, int]) -> None:
         (height, width), (rows, columns) = old, new
-        # The same few weights come again and again: 5 lines of an Atari screen make 2, and 40 columns make 21.
+        # The weights are periodic: 5 rows of an Atari screen become 2, and 40 columns become 21.
         self._blocks, self._across = math.gcd(height, rows), math.gcd(width, columns)
         self._down = _weights(height // self._blocks, rows // self._blocks)
         self._right = np.ascontiguousarray(_weights(width // self._across, columns // self._across).T)
@@ -35,9 +35,9 @@ class Resize:
         self._from = self._short.reshape(rows, self._across, -1).transpose(1, 0, 2)
         self._into = self._small.reshape(rows, self._across, -1).transpose(1, 0, 2)
 
-    def __call__(self, picture: Array, out: Array) -> None:
-        """Write the picture, made smaller, into `out`."""
-        np.copyto(self._wide, picture.reshape(self._wide.shape))
+    def __call__(self, image: Array, out: Array) -> None:
+        """Write the downscaled image into `out`."""
+        np.copyto(self._wide, image.reshape(self._wide.shape))
         np.matmul(self._down, self._wide, out=self._short)
         np.matmul(self._from, self._right, out=self._into)
         np.divide(self._small, self._area, out=self._small)
@@ -46,7 +46,7 @@ class Resize:
 
 
 def _weights(old: int, new: int) -> Array:
-    """Return how much of each old line is in each new one, [new, old], in units of 1/new of an old line."""
+    """Return the share of each old line in each new one, [new, old], in units of 1/new of an old line."""
     start, line = np.arange(new)[:, None], np.arange(old)
     overlap = np.minimum((start + 1) * old, (line + 1) * new) - np.maximum(start * old, line * new)
     return np.maximum(overlap, 0).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Seeds: one number for everything that is random, found by what it is for and never by who comes first."""
+"""Seeds for everything that is random, derived from its purpose and never from the order of execution."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Purpose(enum.IntEnum):
-    """What random numbers are for. The numbers are part of every result: they never change."""
+    """What a seed is for. These numbers are part of every result: they never change."""
 
     ENVIRONMENT = 0
     ACTIONS = 1
@@ -19,30 +19,30 @@ class Purpose(enum.IntEnum):
     TASKS = 5
 
 
-def seed_of(seed: int, purpose: Purpose, *path: int) -> int:
-    """Return a seed of its own for, say, (shard, slot, episode).
+def derive_seed(seed: int, purpose: Purpose, *path: int) -> int:
+    """Return the seed for a purpose and a path, such as (shard, slot, episode).
 
-    It has 31 bits: some simulators take no more.
+    It has 31 bits, as some simulators take no more.
 
-    >>> seed_of(0, Purpose.ENVIRONMENT, 1, 2, 3) != seed_of(0, Purpose.ENVIRONMENT, 1, 2, 4)
+    >>> derive_seed(0, Purpose.ENVIRONMENT, 1, 2, 3) != derive_seed(0, Purpose.ENVIRONMENT, 1, 2, 4)
     True
     """
     sequence = np.random.SeedSequence(seed, spawn_key=(int(purpose), *path))
     return int(sequence.generate_state(1)[0] >> 1)
 
 
-def seed_of_episode(seed: int, shard: int, slot: int, episode: int) -> int:
-    """Return the seed that an episode begins with.
+def episode_seed(seed: int, shard: int, slot: int, episode: int) -> int:
+    """Return the seed of an episode.
 
-    They are made for many episodes of a slot at once: one by one, that takes as long as twenty steps of CartPole.
+    Seeds are computed for a block of episodes at once: a single one takes as long as twenty steps of CartPole.
 
-    >>> seed_of_episode(0, 1, 2, 63) != seed_of_episode(0, 1, 2, 64)
+    >>> episode_seed(0, 1, 2, 63) != episode_seed(0, 1, 2, 64)
     True
     """
     return _seeds_of_block(seed, shard, slot, episode // _BLOCK)[episode % _BLOCK]
 
 
-_BLOCK = 64  # as Purpose, part of every result
+_BLOCK = 64  # like Purpose, part of every result
 
 
 @lru_cache(maxsize=4096)

@@ -1,7 +1,7 @@
-"""Many environments stepped together. Each has a slot: its place in the arrays.
+"""Vectors of environments. Each environment has a slot: its index in the arrays.
 
-Nothing is reset behind the collector's back: after the last step of an episode, the observation is that episode's own
-last one, and a slot begins anew when it is told to, with a seed.
+Nothing resets by itself: after the last step of an episode, the observation is that episode's own final one, and a slot
+starts its next episode only when `reset` is called with a seed.
 """
 
 from __future__ import annotations
@@ -17,58 +17,58 @@ from gymnasium import spaces
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from raceway.errors import EnvironmentFailed
-from raceway.rl.spaces import Tree, check_choices, fill, has_choices
+from raceway.rl.spaces import Tree, check_discrete, fill, has_discrete
 
 Array = np.ndarray
 
 _log = logging.getLogger(__name__)
 
-SOME_SLOT = -1
-"""Where a vector environment failed that does not tell which of its environments it was."""
+UNKNOWN_SLOT = -1
+"""The slot of a failure in a vector environment that does not say which of its environments failed."""
 
 
 class Score(NamedTuple):
-    """What came of a whole game."""
+    """The score of a finished game, which may span several episodes."""
 
     slot: int
     total: float
-    """Of all its episodes, and of rewards as they are."""
+    """The sum of the unclipped rewards of all its episodes."""
     steps: int
 
 
 class Slots(Protocol):
-    """Environments that step together."""
+    """A vector of environments that step together."""
 
     num: int
     observation_space: spaces.Space
     action_space: spaces.Space
-    repeats: bool
-    """Whether an episode depends on its seed alone, and not on what was played before."""
-    recalls: bool
-    """Whether the same actions after a reset that began `anew` bring an environment to the same place."""
+    repeats_from_seed: bool
+    """Whether an episode depends on its seed alone, and not on earlier episodes."""
+    replayable: bool
+    """Whether the same actions after a reset that `started_from_seed` lead an environment to the same state."""
     scores: list[Score] | None
-    """Of the games that are over, if what is learned from is not what is reported: in Atari games an episode can be a
-    life, and a reward its sign. Whoever reads them empties the list. None if episodes and rewards are what they are."""
+    """The scores of finished games, if they differ from the returns that the agent learns from: in Atari games an
+    episode can be one life, and rewards are clipped. The reader empties the list. None if they are the same."""
 
     def reset(self, slots: Sequence[int], seeds: Sequence[int], obs: Tree) -> None:
-        """Begin an episode in each of these slots. Its first observation goes into that row of `obs`."""
+        """Start an episode in each of these slots, and write its first observation to that row of `obs`."""
 
-    def anew(self, slot: int) -> bool:
-        """Whether what follows the last reset of a slot depends on its seed, and on nothing before it."""
+    def started_from_seed(self, slot: int) -> bool:
+        """Whether everything since the last reset of a slot depends on its seed and the actions alone."""
 
     def step(self, actions: Array, active: Sequence[int], obs: Tree, reward: Array, ended: Array) -> Array | None:
-        """Step the active slots (others may be stepped too, for nothing). The arrays are filled in at their rows.
+        """Step the active slots, and write the results to their rows. Other slots may be stepped too, without effect.
 
         Args:
-            actions: one for every slot.
+            actions: one action for every slot.
             active: the slots whose step counts.
-            obs: for what is seen after the step.
-            reward: for the rewards, [B].
-            ended: for whether the episode is terminated, and truncated, [2, B].
+            obs: receives the observations after the step.
+            reward: receives the rewards, [B].
+            ended: receives terminated and truncated, [2, B].
 
         Returns:
-            None, or which slots have really stepped: environments that reset themselves take a step for that, in which
-            they give the first observation and nothing else.
+            None, or a mask of the slots that really stepped, [B]: an environment that resets itself uses up one step
+            for that, which returns only the first observation of the next episode.
         """
 
     def close(self) -> None:
@@ -78,25 +78,25 @@ class Slots(Protocol):
 class SteppedSlots:
     """Ordinary environments, stepped one after the other.
 
-    One that says `repeats_from_seed = False` has episodes that depend on what was played before; if it says after every
-    reset whether it `began_anew`, it can be brought back all the same. One that says `tells_scores = True` has
-    `{"r": return, "l": steps}` as `episode` in the info of a game's last step.
+    An environment can declare more with attributes. `repeats_from_seed = False`: its episodes depend on earlier ones;
+    if it then has `started_from_seed`, set by every reset, it can still be replayed from the last such reset.
+    `reports_scores = True`: the info of a game's last step has `episode`, a dict `{"r": return, "l": steps}`.
     """
 
     def __init__(self, make: Callable[[], gym.Env], num: int) -> None:
         self.num, self._make = num, make
-        self.envs = _made(make, num)
+        self.envs = _make_all(make, num)
         self.observation_space, self.action_space = self.envs[0].observation_space, self.envs[0].action_space
-        bare, limits = zip(*map(unwrapped, self.envs), strict=True)
+        bare, limits = zip(*map(strip_wrappers, self.envs), strict=True)
         self._bare, self._limit = list(bare), limits[0]
-        self.repeats = all(_says(env, "repeats_from_seed", True) for env in self.envs)
-        self.recalls = self.repeats or all(env.has_wrapper_attr("began_anew") for env in self.envs)
-        self.scores: list[Score] | None = [] if _says(self.envs[0], "tells_scores", False) else None
+        self.repeats_from_seed = all(_env_flag(env, "repeats_from_seed", True) for env in self.envs)
+        self.replayable = self.repeats_from_seed or all(env.has_wrapper_attr("started_from_seed") for env in self.envs)
+        self.scores: list[Score] | None = [] if _env_flag(self.envs[0], "reports_scores", False) else None
         self._steps = [0] * num
-        self._convert = converter(self.action_space)
+        self._convert = action_converter(self.action_space)
         self._shape = self.observation_space.shape if isinstance(self.observation_space, spaces.Box) else None
-        self._kind: Any = None  # of the last observation that was looked at
-        self._has_choices = has_choices(self.observation_space)
+        self._dtype: Any = None  # of the last observation that was checked
+        self._has_discrete = has_discrete(self.observation_space)
 
     def reset(self, slots: Sequence[int], seeds: Sequence[int], obs: Tree) -> None:
         for slot, seed in zip(slots, seeds, strict=True):
@@ -105,55 +105,55 @@ class SteppedSlots:
                 self._fill(obs, slot, first)
                 self._steps[slot] = 0
             except (Exception, SystemExit) as error:
-                raise failed(slot, "reset", error) from error
+                raise environment_error(slot, "reset", error) from error
 
-    def anew(self, slot: int) -> bool:
-        return self.repeats or _says(self.envs[slot], "began_anew", True)
+    def started_from_seed(self, slot: int) -> bool:
+        return self.repeats_from_seed or _env_flag(self.envs[slot], "started_from_seed", True)
 
     def step(self, actions: Array, active: Sequence[int], obs: Tree, reward: Array, ended: Array) -> None:
         envs, shape, steps, (terminated, truncated) = self._bare, self._shape, self._steps, ended
-        given = self._convert(actions)
+        converted = self._convert(actions)
         for slot in active:
             try:
-                seen, gained, over, cut, info = envs[slot].step(given[slot])
+                next_obs, gained, over, cut, info = envs[slot].step(converted[slot])
                 if type(gained) not in _NUMBERS or type(over) not in _FLAGS or type(cut) not in _FLAGS:
                     _check_outcome(gained, over, cut)
                 reward[slot], terminated[slot], truncated[slot] = gained, over, cut
-                if shape is not None and getattr(seen, "shape", None) == shape and seen.dtype is self._kind:
-                    obs[slot] = seen
+                if shape is not None and getattr(next_obs, "shape", None) == shape and next_obs.dtype is self._dtype:
+                    obs[slot] = next_obs
                 else:
-                    self._fill(obs, slot, seen)
+                    self._fill(obs, slot, next_obs)
                 steps[slot] += 1
                 if steps[slot] >= self._limit:
                     truncated[slot] = True
                 if self.scores is not None and "episode" in info:
                     self.scores.append(Score(slot, info["episode"]["r"], info["episode"]["l"]))
             except (Exception, SystemExit) as error:
-                raise failed(slot, "step", error) from error
+                raise environment_error(slot, "step", error) from error
 
-    def _fill(self, obs: Tree, slot: int, seen: Any) -> None:
-        """Write down an observation, having looked at what it is; others like it need not be."""
-        fill(obs, slot, seen)
-        if self._has_choices:
-            check_choices(self.observation_space, seen)
-        self._kind = getattr(seen, "dtype", None)
+    def _fill(self, obs: Tree, slot: int, value: Any) -> None:
+        """Write an observation after checking it; later ones of the same shape and dtype need no check."""
+        fill(obs, slot, value)
+        if self._has_discrete:
+            check_discrete(self.observation_space, value)
+        self._dtype = getattr(value, "dtype", None)
 
     def rebuild(self, slot: int) -> None:
-        """Make the environment of a slot again; what was there is closed, if it can be. It is to be reset next."""
+        """Replace the environment of a slot by a new one, which has to be reset next. The old one is closed."""
         close(self.envs[slot])
         try:
             self.envs[slot] = self._make()
         except (Exception, SystemExit) as error:
-            raise failed(slot, "making", error) from error
-        self._bare[slot] = unwrapped(self.envs[slot])[0]
+            raise environment_error(slot, "making", error) from error
+        self._bare[slot] = strip_wrappers(self.envs[slot])[0]
 
     def close(self) -> None:
         for env in self.envs:
             close(env)
 
 
-def _made(make: Callable[[], gym.Env], num: int) -> list[gym.Env]:
-    """Make so many environments. If one cannot be made, those before it are closed."""
+def _make_all(make: Callable[[], gym.Env], num: int) -> list[gym.Env]:
+    """Make `num` environments. If one fails, close those before it."""
     envs: list[gym.Env] = []
     try:
         for _ in range(num):
@@ -170,7 +170,7 @@ _NUMBERS = (float, int, np.float64, np.float32, *_FLAGS)
 
 
 def _check_outcome(reward: Any, terminated: Any, truncated: Any) -> None:
-    """Refuse what numpy would make a number of."""
+    """Refuse values that numpy would silently convert to numbers."""
     for name, value, kinds in (
         ("reward", reward, "biuf"),
         ("terminated", terminated, "biu"),
@@ -181,21 +181,21 @@ def _check_outcome(reward: Any, terminated: Any, truncated: Any) -> None:
 
 
 def close(env: Any) -> None:
-    """Close an environment. There is nothing more that it could spoil, so what it raises is only told."""
+    """Close an environment. Nothing depends on it any more, so an error is only logged."""
     try:
         env.close()
     except (Exception, SystemExit) as error:
-        _log.warning("%s", failed(0, "close", error), exc_info=error)
+        _log.warning("%s", environment_error(0, "close", error), exc_info=error)
 
 
-def _says(env: gym.Env, name: str, otherwise: bool) -> bool:
-    return bool(env.get_wrapper_attr(name)) if env.has_wrapper_attr(name) else otherwise
+def _env_flag(env: gym.Env, name: str, default: bool) -> bool:
+    return bool(env.get_wrapper_attr(name)) if env.has_wrapper_attr(name) else default
 
 
-def unwrapped(env: gym.Env) -> tuple[gym.Env, float]:
-    """Return an environment without the wrappers that every one has, and the steps its episodes may have.
+def strip_wrappers(env: gym.Env) -> tuple[gym.Env, float]:
+    """Return an environment without Gymnasium's standard wrappers, and the time limit of its episodes.
 
-    What they do is done here: resets are in order, and steps are counted. Two calls less in every step.
+    Slots do the work of these wrappers: they reset in order and count steps. That saves two calls in every step.
     """
     limit = math.inf
     while type(env) in (TimeLimit, OrderEnforcing, PassiveEnvChecker):
@@ -204,22 +204,22 @@ def unwrapped(env: gym.Env) -> tuple[gym.Env, float]:
     return env, limit
 
 
-def failed(slot: int, verb: str, error: BaseException) -> EnvironmentFailed:
-    """Return the error of an environment that raised, or gave what does not fit."""
+def environment_error(slot: int, verb: str, error: BaseException) -> EnvironmentFailed:
+    """Return the error for an environment that raised, or returned invalid values."""
     try:
         text = str(error)
     except Exception as failure:
-        text = f"(its text cannot be had: {type(failure).__name__})"
+        text = f"(no message: {type(failure).__name__})"
     return EnvironmentFailed(f"{verb} of the environment raised {type(error).__name__}: {text}", slot)
 
 
-def converter(space: spaces.Space) -> Callable[[Array], Any]:
-    """Return a function that makes what environments take of an array of actions: whole numbers for choices."""
+def action_converter(space: spaces.Space) -> Callable[[Array], Any]:
+    """Return a function from an array of actions to what environments take: plain integers for discrete actions."""
     return (lambda actions: actions.tolist()) if isinstance(space, spaces.Discrete) else (lambda actions: actions)
 
 
 class MaskFromInfo(gym.Wrapper):
-    """Puts the mask that an environment tells beside its observation into the observation."""
+    """Moves the `action_mask` of an environment's info into its observation."""
 
     def __init__(self, env: gym.Env, size: int) -> None:
         super().__init__(env)

@@ -1,4 +1,4 @@
-"""Environments that are vectors by themselves: CartPole's, EnvPool's, and whatever follows Gymnasium's VectorEnv."""
+"""Native vector environments: Gymnasium's CartPole, EnvPool's, and any other `VectorEnv`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from raceway.envs.slots import SOME_SLOT, Array, Score, close, failed
+from raceway.envs.slots import UNKNOWN_SLOT, Array, Score, close, environment_error
 from raceway.rl.spaces import Tree, fill, row_of
 
 _ALL = slice(None)
 
 
 class VectorSlots:
-    """A `VectorEnv` in whichever of the three modes it resets itself, or does not."""
+    """A `VectorEnv` in any of Gymnasium's three autoreset modes."""
 
-    repeats = recalls = False  # most make further seeds of the first
+    repeats_from_seed = replayable = False  # most derive later seeds from the first
     scores: list[Score] | None = None
 
     def __init__(self, env: VectorEnv) -> None:
@@ -27,81 +27,81 @@ class VectorSlots:
         self.num = env.num_envs
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
         self.mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
-        self._begun = False
+        self._was_reset = False
         self._active: Sequence[int] = ()  # the slots whose last step counted
-        self._over = np.zeros(self.num, bool)  # slots that are at the end of an episode
-        self._awaits = np.zeros(self.num, bool)  # slots that will be reset by their next step
-        self._first: dict[int, Any] = {}  # first observations that came with the last step before
+        self._ended = np.zeros(self.num, bool)  # slots whose episode has ended
+        self._resets_next = np.zeros(self.num, bool)  # slots that will be reset by their next step
+        self._first_obs: dict[int, Any] = {}  # first observations, which came with the last step of the episode before
 
-    def anew(self, slot: int) -> bool:
+    def started_from_seed(self, slot: int) -> bool:
         return False
 
     def reset(self, slots: Sequence[int], seeds: Sequence[int], obs: Tree) -> None:
-        told: list[Any] = [None] * self.num
+        seed_of_slot: list[Any] = [None] * self.num
         for slot, seed in zip(slots, seeds, strict=True):
-            told[slot] = seed
+            seed_of_slot[slot] = seed
         try:
-            self._reset(list(slots), told, obs)
+            self._reset(list(slots), seed_of_slot, obs)
         except (Exception, SystemExit) as error:
-            raise failed(SOME_SLOT, "reset", error) from error
-        self._over[list(slots)] = False
+            raise environment_error(UNKNOWN_SLOT, "reset", error) from error
+        self._ended[list(slots)] = False
 
     def _reset(self, slots: list[int], seeds: list[Any], obs: Tree) -> None:
-        if self._none_goes_on(slots):
-            # Most of them take one seed, and make the others' of it.
+        if self._can_reset_all(slots):
+            # Most take one seed, and derive the seeds of the other environments from it.
             first, _ = self.env.reset(seed=seeds if hasattr(self.env, "envs") else int(seeds[slots[0]]))
             fill(obs, _ALL, first)
-            self._begun = True
-            self._awaits[:] = self._over[:] = False
-            self._first.clear()
+            self._was_reset = True
+            self._resets_next[:] = self._ended[:] = False
+            self._first_obs.clear()
         elif self.mode is AutoresetMode.DISABLED:
             first = self._reset_masked(np.isin(np.arange(self.num), slots), seeds)
             for slot in slots:
                 fill(obs, slot, row_of(first, slot))
         elif self.mode is AutoresetMode.SAME_STEP:
             for slot in slots:
-                fill(obs, slot, self._first.pop(slot))
+                fill(obs, slot, self._first_obs.pop(slot))
         else:
-            self._awaits[slots] = True
+            self._resets_next[slots] = True
 
-    def _none_goes_on(self, slots: Sequence[int]) -> bool:
-        """Whether all environments can be reset at once, with seeds: what the others play does not count."""
-        others = [slot for slot in self._active if slot not in slots and not self._over[slot]]
-        return not self._begun or not others or not self._over[list(slots)].all()
+    def _can_reset_all(self, slots: Sequence[int]) -> bool:
+        """Whether all environments can be reset at once, with seeds: no other slot is in an episode that counts."""
+        others = [slot for slot in self._active if slot not in slots and not self._ended[slot]]
+        return not self._was_reset or not others or not self._ended[list(slots)].all()
 
     def _reset_masked(self, mask: Array, seeds: list[Any]) -> Any:
         return self.env.reset(seed=seeds, options={"reset_mask": mask})[0]
 
     def step(self, actions: Array, active: Sequence[int], obs: Tree, reward: Array, ended: Array) -> Array | None:
         try:
-            if self.mode is AutoresetMode.DISABLED and self._over.any():
-                # Slots that play no more are stepped all the same, which none at its end may be.
-                self._reset_masked(self._over, [None] * self.num)
-            seen, reward[:], ended[0], ended[1], info = self.env.step(actions)
-            fill(obs, _ALL, seen)
-            self._active, self._over = active, ended[0] | ended[1]
+            if self.mode is AutoresetMode.DISABLED and self._ended.any():
+                # Inactive slots are stepped too, which is an error after the end of an episode.
+                self._reset_masked(self._ended, [None] * self.num)
+            next_obs, reward[:], ended[0], ended[1], info = self.env.step(actions)
+            fill(obs, _ALL, next_obs)
+            self._active, self._ended = active, ended[0] | ended[1]
             if self.mode is AutoresetMode.SAME_STEP:
-                for slot in np.flatnonzero(self._over).tolist():
-                    self._first[slot] = _copied(row_of(seen, slot))
+                for slot in np.flatnonzero(self._ended).tolist():
+                    self._first_obs[slot] = _copy_tree(row_of(next_obs, slot))
                     fill(obs, slot, info["final_obs"][slot])
         except (Exception, SystemExit) as error:
-            raise failed(SOME_SLOT, "step", error) from error
+            raise environment_error(UNKNOWN_SLOT, "step", error) from error
         if self.mode is not AutoresetMode.NEXT_STEP:
             return None
-        real, self._awaits = ~self._awaits, np.zeros(self.num, bool)
-        return real
+        stepped, self._resets_next = ~self._resets_next, np.zeros(self.num, bool)
+        return stepped
 
     def close(self) -> None:
         close(self.env)
 
 
 class CartPoleSlots:
-    """Gymnasium's vector CartPole, with the resets taken out of its hands: every episode has a seed of its own.
+    """Gymnasium's vector CartPole with explicit resets, so that every episode has its own seed.
 
-    An episode that begins with a seed is the one that `gym.make("CartPole-v1")` plays with that seed.
+    An episode is the same as that of `gym.make("CartPole-v1")` with the same seed.
     """
 
-    repeats = recalls = True
+    repeats_from_seed = replayable = True
     scores: list[Score] | None = None
 
     def __init__(self, env: Any) -> None:
@@ -109,9 +109,9 @@ class CartPoleSlots:
         self.num: int = env.num_envs
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
         env.reset(seed=0)
-        env.action_space = _Anything()  # asking every time whether actions are 0 or 1 takes a tenth of a step
+        env.action_space = _AcceptsAll()  # checking the actions takes a tenth of a step
 
-    def anew(self, slot: int) -> bool:
+    def started_from_seed(self, slot: int) -> bool:
         return True
 
     def reset(self, slots: Sequence[int], seeds: Sequence[int], obs: Tree) -> None:
@@ -125,54 +125,54 @@ class CartPoleSlots:
     def step(self, actions: Array, active: Sequence[int], obs: Tree, reward: Array, ended: Array) -> None:
         env = self.env
         obs[:], reward[:], ended[0], ended[1], _ = env.step(actions)
-        env.prev_done[:] = False  # or its next step would reset them
+        env.prev_done[:] = False  # else its next step would reset them
 
     def close(self) -> None:
         close(self.env)
 
 
-class _Anything:
+class _AcceptsAll:
     def contains(self, _: object) -> bool:
         return True
 
 
 class EnvPoolSlots:
-    """EnvPool's environments. They are seeded once, when they are made, and step in threads of their own."""
+    """EnvPool's environments. They are seeded once, when they are made, and step in EnvPool's own threads."""
 
-    repeats = recalls = False
+    repeats_from_seed = replayable = False
     scores: list[Score] | None = None
 
     def __init__(self, env: Any, num: int) -> None:
         self.env, self.num = env, num
-        with warnings.catch_warnings():  # its spaces have bounds of another precision than they say
+        with warnings.catch_warnings():  # the bounds of its spaces are not of the precision they declare
             warnings.filterwarnings("ignore", message=".*precision lowered")
             self.observation_space, self.action_space = env.observation_space, env.action_space
-        self._kind = np.int32 if np.issubdtype(self.action_space.dtype, np.integer) else np.float64
+        self._dtype = np.int32 if np.issubdtype(self.action_space.dtype, np.integer) else np.float64
 
-    def anew(self, slot: int) -> bool:
+    def started_from_seed(self, slot: int) -> bool:
         return False
 
     def reset(self, slots: Sequence[int], seeds: Sequence[int], obs: Tree) -> None:
         try:
             first, _ = self.env.reset(np.asarray(slots, np.int32))
-            for place, slot in enumerate(slots):
-                fill(obs, slot, row_of(first, place))
+            for row, slot in enumerate(slots):
+                fill(obs, slot, row_of(first, row))
         except (Exception, SystemExit) as error:
-            raise failed(SOME_SLOT, "reset", error) from error
+            raise environment_error(UNKNOWN_SLOT, "reset", error) from error
 
     def step(self, actions: Array, active: Sequence[int], obs: Tree, reward: Array, ended: Array) -> None:
         self._step(actions, active, obs, reward, ended)
 
     def _step(self, actions: Array, active: Sequence[int], obs: Tree, reward: Array, ended: Array) -> dict[str, Any]:
-        """Step, and return what else is told."""
-        chosen = np.asarray(active, np.int32)
+        """Step, and return the info."""
+        ids = np.asarray(active, np.int32)
         try:
-            seen, rewards, terminated, truncated, info = self.env.step(actions[chosen].astype(self._kind), chosen)
+            next_obs, rewards, terminated, truncated, info = self.env.step(actions[ids].astype(self._dtype), ids)
             order = info["env_id"]
-            fill_rows(obs, order, seen)
+            fill_rows(obs, order, next_obs)
             reward[order], ended[0, order], ended[1, order] = rewards, terminated, truncated
         except (Exception, SystemExit) as error:
-            raise failed(SOME_SLOT, "step", error) from error
+            raise environment_error(UNKNOWN_SLOT, "step", error) from error
         return info
 
     def close(self) -> None:
@@ -180,50 +180,50 @@ class EnvPoolSlots:
 
 
 class EnvPoolAtariSlots(EnvPoolSlots):
-    """EnvPool's Atari games, in which an episode may be a life.
+    """EnvPool's Atari games, in which an episode may be one life.
 
-    What was seen before a life was lost stays in the observation, for as long as that reaches back.
+    After the loss of a life, the stacked observation still has frames from before it.
     """
 
-    def __init__(self, env: Any, num: int, *, ends_by_life: bool, fires: bool) -> None:
+    def __init__(self, env: Any, num: int, *, terminal_on_life_loss: bool, fire_on_reset: bool) -> None:
         super().__init__(env, num)
-        self.ends_by_life, self.fires = ends_by_life, fires
+        self.terminal_on_life_loss, self.fire_on_reset = terminal_on_life_loss, fire_on_reset
         self.scores: list[Score] | None = []
-        self._lives, self._lost = np.zeros(num, np.int64), np.zeros(num, bool)
+        self._lives, self._life_lost = np.zeros(num, np.int64), np.zeros(num, bool)
         self._score, self._steps = np.zeros(num), np.zeros(num, np.int64)
 
     def reset(self, slots: Sequence[int], seeds: Sequence[int], obs: Tree) -> None:
-        on = [slot for slot in slots if self._lost[slot]]
-        if on:
-            ended, actions = np.zeros((2, self.num), bool), np.full(self.num, int(self.fires))
-            self._note(self._step(actions, on, obs, np.zeros(self.num), ended), ended)
-            on = [slot for slot in on if not ended[:, slot].any()]
-        new = [slot for slot in slots if slot not in on]
+        continued = [slot for slot in slots if self._life_lost[slot]]
+        if continued:
+            ended, actions = np.zeros((2, self.num), bool), np.full(self.num, int(self.fire_on_reset))
+            self._update_games(self._step(actions, continued, obs, np.zeros(self.num), ended), ended)
+            continued = [slot for slot in continued if not ended[:, slot].any()]
+        new = [slot for slot in slots if slot not in continued]
         if new:
             super().reset(new, seeds, obs)
         self._lives[new] = self._score[new] = self._steps[new] = 0
-        self._lost[list(slots)] = False
+        self._life_lost[list(slots)] = False
 
     def step(self, actions: Array, active: Sequence[int], obs: Tree, reward: Array, ended: Array) -> None:
-        order = self._note(self._step(actions, active, obs, reward, ended), ended)
-        ended[0, order] |= self._lost[order]
+        order = self._update_games(self._step(actions, active, obs, reward, ended), ended)
+        ended[0, order] |= self._life_lost[order]
 
-    def _note(self, info: dict[str, Any], ended: Array) -> Array:
-        """Add up what games bring, and see which have lost a life and go on. Return which there are."""
+    def _update_games(self, info: dict[str, Any], ended: Array) -> Array:
+        """Update the scores and lives of games after a step, and return the slots that stepped."""
         order, lives = info["env_id"], info["lives"]
-        self._score[order] += info["reward"]  # as it is, also if the other is clipped
+        self._score[order] += info["reward"]  # unclipped
         self._steps[order] += 1
         over = ended[:, order].any(0)
         assert self.scores is not None
         for slot in order[over].tolist():
             self.scores.append(Score(slot, float(self._score[slot]), int(self._steps[slot])))
-        self._lost[order] = self.ends_by_life & (lives > 0) & (lives < self._lives[order]) & ~over
+        self._life_lost[order] = self.terminal_on_life_loss & (lives > 0) & (lives < self._lives[order]) & ~over
         self._lives[order] = lives
         return order
 
 
 def fill_rows(tree: Tree, rows: Array, values: Any) -> None:
-    """Copy many observations into the arrays at these rows."""
+    """Copy a batch of observations into the arrays at these rows."""
     if isinstance(tree, dict):
         for key, part in tree.items():
             fill_rows(part, rows, values[key])
@@ -231,5 +231,5 @@ def fill_rows(tree: Tree, rows: Array, values: Any) -> None:
         tree[rows] = values
 
 
-def _copied(tree: Tree) -> Tree:
-    return {key: _copied(part) for key, part in tree.items()} if isinstance(tree, dict) else np.array(tree)
+def _copy_tree(tree: Tree) -> Tree:
+    return {key: _copy_tree(part) for key, part in tree.items()} if isinstance(tree, dict) else np.array(tree)

@@ -1,4 +1,4 @@
-"""Flows: algorithms as streams over actors, in step or asynchronous.
+"""Flows: algorithms as streams over actors, synchronous or asynchronous.
 
 for stats in create(actors, "sample").for_each(gradients).gather_async().for_each(apply_and_send_weights):
     print(stats)

@@ -1,4 +1,4 @@
-"""From many shards to one stream, in step or as items come."""
+"""From many shards to one stream: synchronous rounds, or items in order of completion."""
 
 from __future__ import annotations
 
@@ -8,148 +8,157 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raceway.engine.base import Actor
 from raceway.errors import FlowError
-from raceway.flow._graph import Envelope, Item, Node, Shard, Source, Word, detached
+from raceway.flow._graph import Envelope, Item, Node, NoItem, Shard, Source, replace_actor_handles
 from raceway.flow._guests import Failures, Guest
 from raceway.flow._operators import Stage
-from raceway.flow._requests import Pulls
+from raceway.flow._requests import ItemRequester
 from raceway.flow._shard import RunningShard
-from raceway.flow.counters import Figures, Meter
+from raceway.flow.counters import CounterValues, Meter
 
 if TYPE_CHECKING:
     from raceway.flow._run import Run
 
 
-class ShardPlan(NamedTuple):
-    """A shard in the plan: where it runs, and the nodes that run there, the source first."""
+class ShardSpec(NamedTuple):
+    """A shard of a plan: its actor, and the nodes that run there, the source first."""
 
     actor: Actor
     shard: Shard
     nodes: tuple[Node, ...]
     failures: Failures = Failures()
-    moves: bool = False
+    movable: bool = False
 
 
-class Lane(Guest):
-    """The driver's end of one running shard."""
+class ShardGuest(Guest):
+    """The driver's handle of one running shard."""
 
-    def __init__(self, index: int, plan: ShardPlan, run: Run[Any], gather: int) -> None:
-        super().__init__(plan.actor, f"{run.id}/{gather}/{index}", f"shard {index} of {plan.nodes[0]}", plan.failures)
-        self.index, self.plan, self.gather, self.measure = index, plan, gather, run.measure
-        self.moves, self.rereads = plan.moves, not plan.nodes[0].step.part.goes_on
-        self.marks: list[int] = []  # how far the source, and what counts, had come with the last item
-        self.state: Any = None  # what to begin from, until the first item has come
-        self.reports: list[list[Figures]] = []  # counters of every life of the shard
+    def __init__(self, index: int, spec: ShardSpec, run: Run[Any], gather: int) -> None:
+        super().__init__(spec.actor, f"{run.id}/{gather}/{index}", f"shard {index} of {spec.nodes[0]}", spec.failures)
+        self.index, self.spec, self.gather, self.measure = index, spec, gather, run.measure
+        self.movable = spec.movable
+        self.regenerates_lost_items = not spec.nodes[0].spec.implementation.keeps_position
+        self.positions: list[int] = []  # of the source and of `take` operators, after the last item received
+        self.state: Any = None  # to restore, until the first item has arrived
+        self.reports: list[list[CounterValues]] = []  # counters of every incarnation of the shard
 
-    def begin(self) -> None:
+    def start(self) -> None:
         self.reports.append([])
         self.sources = (Source(self.index, self.actor.name, self.actor),)
-        steps = [node.step for node in self.plan.nodes]
-        settings = (steps, self.plan.shard, detached(self.sources[0]), self.measure, self.marks, detached(self.state))
-        self.open(RunningShard, *settings, parts={str(node): node.step[2:] for node in self.plan.nodes})
+        specs = [node.spec for node in self.spec.nodes]
+        source, state = replace_actor_handles(self.sources[0]), replace_actor_handles(self.state)
+        args = (specs, self.spec.shard, source, self.measure, self.positions, state)
+        self.open(RunningShard, *args, parts={str(node): node.spec[2:] for node in self.spec.nodes})
 
 
 class Gather(Stage):
-    """What both gathers share: lanes, and what comes from them."""
+    """Base of both gathers: holds the shards and receives their items."""
 
-    def __init__(self, run: Run[Any], node: Node, plans: list[ShardPlan], num_async: int = 1) -> None:
+    def __init__(self, run: Run[Any], node: Node, specs: list[ShardSpec], num_async: int = 1) -> None:
         self.meter = Meter(newest=run.newest_version)
-        self.run, self.num_async, self.given, self.waiting = run, num_async, run.given, run.waiting
-        self.lanes = [Lane(index, plan, run, run.numbers[node]) for index, plan in enumerate(plans)]
-        self.busy = self.pulls = Pulls(self.lanes, run.news, lambda *one: run.happened(*one), type(self) is GatherSync)
-        self.ready: deque[tuple[int, tuple[Any, Envelope]]] = deque()  # what has come, with the number of its lane
-        self.opened = self.begun = False  # the shards, and asking them
+        self.run, self.num_async, self.waiting = run, num_async, run.waiting
+        self.pending_requests = run.pending_requests
+        self.shards = [ShardGuest(index, spec, run, run.node_indices[node]) for index, spec in enumerate(specs)]
+        self.in_flight = self.requester = ItemRequester(
+            self.shards, run.wakeups, lambda *failure: run.report_failure(*failure), type(self) is GatherSync
+        )
+        self.ready: deque[tuple[int, tuple[Any, Envelope]]] = deque()  # items received, with the index of their shard
+        self.opened = False
+        self.requested = False  # in GatherSync, the current round; in GatherAsync, the first items
 
     def open(self) -> None:
-        """Start the shards, the first time."""
-        for lane in [one for one in self.lanes if not (self.opened or one.ended)]:
-            lane.begin()
+        """Start the shards, on the first call."""
+        for shard in [shard for shard in self.shards if not (self.opened or shard.ended)]:
+            shard.start()
         self.opened = True
 
-    def take_in(self) -> None:
-        """Look at what the shards have answered."""
-        for lane, answer, num_bytes in () if self.pulls.closed else self.pulls.take_in():
-            lane.state = None
+    def receive(self) -> None:
+        """Receive the answers of the shards that have arrived."""
+        for shard, answer, num_bytes in () if self.requester.closed else self.requester.receive():
+            shard.state = None
             if len(answer) == 1:
-                lane.ended, lane.reports[-1] = True, answer[0]
+                shard.ended, shard.reports[-1] = True, answer[0]
                 continue
-            value, told, lane.marks, lane.num_held, report = answer
-            envelope = Envelope(lane.sources, *told)
-            self.ready.append((lane.index, (value, envelope)))
+            value, envelope_fields, shard.positions, shard.num_held, report = answer
+            envelope = Envelope(shard.sources, *envelope_fields)
+            self.ready.append((shard.index, (value, envelope)))
             self.meter.items += 1
             self.meter.bytes += num_bytes
             if report is not None:
-                lane.reports[-1] = report
-            if self.run.observed:
-                self.run.arrived(lane, envelope)
+                shard.reports[-1] = report
+            if self.run.has_subscribers:
+                self.run.record_arrival(shard, envelope)
 
     def state(self) -> Any:
-        self.open()  # what was put into an actor before anything was asked of it is part of its state
-        futures = [lane.ask("state") if lane.reachable else None for lane in self.lanes]
-        found = [future and future.result() for future in futures]
+        self.open()  # before the first request there is a state too: that of the actors
+        futures = [shard.call("state") if shard.reachable else None for shard in self.shards]
+        states = [future and future.result() for future in futures]
         return {
-            "shards": [state or lane.state for state, lane in zip(found, self.lanes, strict=True)],
-            "lanes": [(lane.ended, lane.dropped, lane.marks) for lane in self.lanes],
+            "shards": [state or shard.state for state, shard in zip(states, self.shards, strict=True)],
+            "lanes": [(shard.ended, shard.dropped, shard.positions) for shard in self.shards],
             "ready": self.ready if self.run.keeps_in_flight else deque(),
         }
 
     def restore(self, state: Any) -> None:
-        if len(state["lanes"]) != len(self.lanes):
-            raise FlowError(f"the state is of {len(state['lanes'])} shards, the flow has {len(self.lanes)}")
+        if len(state["lanes"]) != len(self.shards):
+            raise FlowError(f"the state has {len(state['lanes'])} shards, but the flow has {len(self.shards)}")
         self.ready = state["ready"]
-        for lane, shard, saved in zip(self.lanes, state["shards"], state["lanes"], strict=True):
-            lane.state, (lane.ended, lane.dropped, lane.marks) = shard, saved
+        for shard, shard_state, progress in zip(self.shards, state["shards"], state["lanes"], strict=True):
+            shard.state, (shard.ended, shard.dropped, shard.positions) = shard_state, progress
         self.open()
 
     def close(self) -> None:
-        for lane in self.lanes if self.opened and not self.pulls.closed else ():
-            lane.close()
-        self.pulls.closed = True
-        self.poll = lambda: Word.END  # type: ignore[method-assign]
+        for shard in self.shards if self.opened and not self.requester.closed else ():
+            shard.close()
+        self.requester.closed = True
+        self.poll = lambda: NoItem.END  # type: ignore[method-assign]
 
 
 class GatherSync(Gather):
-    """Rounds of one item of every shard, in shard order. A round begins when it is asked for: that is the barrier."""
+    """Rounds of one item per shard, in shard order. A round starts when it is polled for, which makes it a barrier."""
 
-    def poll(self) -> Item | Word:
-        if not self.begun:
+    def poll(self) -> Item | NoItem:
+        if not self.requested:
             self.open()
-            self.begun = True
-            there = [index for index, _ in self.ready]
-            for lane in [one for one in self.lanes if not one.ended and one.index not in there]:
-                self.pulls.ask(lane)
-        self.take_in()
-        if self.pulls.num_out:
+            self.requested = True
+            already_ready = [index for index, _ in self.ready]
+            for shard in [shard for shard in self.shards if not shard.ended and shard.index not in already_ready]:
+                self.requester.request(shard)
+        self.receive()
+        if self.requester.num_outstanding:
             self.waiting.append(self.meter)
-            return Word.PENDING
-        self.begun = False
+            return NoItem.PENDING
+        self.requested = False
         if not self.ready:
-            return Word.END
+            return NoItem.END
         items = sorted(self.ready, key=itemgetter(0))
         self.ready.clear()
-        for _, (_, seal) in items:
-            self.meter.saw(seal)
-        return [value for _, (value, _) in items], tuple([seal for _, (_, seal) in items])
+        for _, (_, envelope) in items:
+            self.meter.count_lag(envelope)
+        return [value for _, (value, _) in items], tuple([envelope for _, (_, envelope) in items])
 
 
 class GatherAsync(Gather):
-    """Items as they come, at most so many asked of a shard: the next when the driver is back, having dealt with one."""
+    """Items in order of completion, at most `num_async` outstanding per shard.
 
-    def poll(self) -> Item | Word:
-        if not self.begun:
+    The request for a shard's next item is sent when the driver polls again, after it has used the last one.
+    """
+
+    def poll(self) -> Item | NoItem:
+        if not self.requested:
             self.open()
-            self.begun = True
-            there = [index for index, _ in self.ready]
-            wanted = [(one, self.num_async - there.count(one.index)) for one in self.lanes]
-            self.given += [(self.pulls, lane) for lane, count in wanted for _ in range(count)]
-        self.given.ask()  # also of other gathers: no shard waits for its gather's turn in a union
-        if self.pulls.arrivals:
-            self.take_in()
+            self.requested = True
+            already_ready = [index for index, _ in self.ready]
+            missing = [(shard, self.num_async - already_ready.count(shard.index)) for shard in self.shards]
+            self.pending_requests += [(self.requester, shard) for shard, count in missing for _ in range(count)]
+        self.pending_requests.send()  # of other gathers too: no shard waits for its gather's turn in a union
+        if self.requester.arrivals:
+            self.receive()
         if self.ready:
-            index, (value, seal) = self.ready.popleft()
-            self.meter.saw(seal)
-            self.given.append((self.pulls, self.lanes[index]))
-            return value, seal
-        if not self.pulls.num_out:
-            return Word.END
+            index, (value, envelope) = self.ready.popleft()
+            self.meter.count_lag(envelope)
+            self.pending_requests.append((self.requester, self.shards[index]))
+            return value, envelope
+        if not self.requester.num_outstanding:
+            return NoItem.END
         self.waiting.append(self.meter)
-        return Word.PENDING
+        return NoItem.PENDING

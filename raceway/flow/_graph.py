@@ -1,4 +1,4 @@
-"""What a plan is made of, an immutable graph of named nodes, and what flows through it: items in envelopes."""
+"""The graph of a flow, made of immutable named nodes, and the items that move through it in envelopes."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ import numpy as np
 from raceway.engine.base import Actor
 from raceway.injection import injected_parameters
 
-_HERE = os.path.join(os.path.dirname(__file__), "")
+_PACKAGE_DIR = os.path.join(os.path.dirname(__file__), "")
 
 
-class Step(NamedTuple):
-    """As much of a node as a shard needs to run it."""
+class OperatorSpec(NamedTuple):
+    """The part of a node that is sent to the shards that run it."""
 
     label: str
-    where: str  # the line of the user's program that added it
-    part: Any  # an Origin, an Op, a change to a list of shards, or a function that makes a stage of a running flow
+    where: str  # file and line of the user's program that added it
+    implementation: Any  # a SourceFunction, an Operator class, a function of shard specs, or a stage factory
     settings: dict[str, Any]
 
 
 class Node:
-    """One operator of a plan. A parallel one runs on the actors of the shards, any other in the driver."""
+    """One operator of a plan. A parallel node runs on the actors of its shards, any other in the driver."""
 
     def __init__(
-        self, label: str, part: Any, parents: Sequence[Node], *, actors: Sequence[Actor] = (), **settings: Any
+        self, label: str, implementation: Any, parents: Sequence[Node], *, actors: Sequence[Actor] = (), **settings: Any
     ) -> None:
         frame = sys._getframe(1)
-        while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE_DIR):
             frame = frame.f_back
-        self.step = Step(label, f"{frame.f_code.co_filename}:{frame.f_lineno}", part, settings)
+        self.spec = OperatorSpec(label, f"{frame.f_code.co_filename}:{frame.f_lineno}", implementation, settings)
         self.label, self.kind = label, label.partition("(")[0]
         self.parents = tuple(parents)
-        self.actors = tuple(actors)  # where it runs, if it says so itself
+        self.actors = tuple(actors)  # of a source, or of an operator with a dedicated actor
         self.parallel: bool = settings.get("parallel", False)
 
     def __repr__(self) -> str:
-        return f"{self.label} (added at {self.step.where})"
+        return f"{self.label} (added at {self.spec.where})"
 
 
 def walk(node: Node, seen: set[Node] | None = None) -> Iterator[Node]:
@@ -56,87 +56,88 @@ def walk(node: Node, seen: set[Node] | None = None) -> Iterator[Node]:
         yield node
 
 
-def wanted(function: Callable[..., Any], parallel: bool, *more: str) -> tuple[str, ...]:
-    """Return what an operator asks to be given."""
-    offered = ("actor", "envelope", "shard", *more) if parallel else ("envelope",)
+def requested_parameters(function: Callable[..., Any], parallel: bool, *extra: str) -> tuple[str, ...]:
+    """Return the names of the parameters that an operator's function wants injected, after checking them."""
+    offered = ("actor", "envelope", "shard", *extra) if parallel else ("envelope",)
     return injected_parameters(function, offered, "on a shard or an actor" if parallel else "in the driver")
 
 
-class Word(enum.Enum):
-    """What a stage answers that has no item to give. Users never see it."""
+class NoItem(enum.Enum):
+    """Returned by a stage that has no item. Users never see it."""
 
-    PENDING = "ask again when something has happened"
-    END = "there are no more"
+    PENDING = "poll again after the next wake-up"
+    END = "the stream has ended"
 
 
 class StreamEnd(Exception):
-    """Raised by the method behind `create(actors, method)` to say that there are no more items."""
+    """Raised by the method behind `create(actors, method)` to end its stream."""
 
 
 class Shard(NamedTuple):
-    """One of the streams that make up a ParIter. An operator that asks for `shard` is given it."""
+    """One of the streams that make up a ParIter. Injected into operators that declare `shard=injected`."""
 
     number: int
     total: int
     seed: int = 0
 
     def generator(self, *purpose: int) -> np.random.Generator:
-        """Return random numbers of this shard's own, which do not depend on where it runs."""
+        """Return a random generator for this shard. Its numbers do not depend on where the shard runs."""
         return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(*purpose, self.number)))
 
 
 class Source(NamedTuple):
-    """Where an item came from."""
+    """The shard and actor that an item came from."""
 
     shard: int
-    name: str  # the actor's
-    actor: Actor | None = None  # its handle, in the driver
+    name: str  # of the actor
+    actor: Actor | None = None  # its handle; only in the driver
 
 
 class Envelope(NamedTuple):
-    """What is known about an item. An operator that asks for `envelope` is given it."""
+    """Metadata of an item. Injected into operators that declare `envelope=injected`."""
 
     sources: tuple[Source, ...]
-    sequence: int  # its number in its shard, from 0; of several items the last one's
-    version: int | None  # the version that its actor had, as `send_msg` told it; of several items the oldest
-    begun: float  # when its making began: seconds since the epoch, by the clock of where it was made
+    sequence: int  # number of the item in its shard, from 0; for merged items, the highest
+    version: int | None  # version of the actor's weights, as set by `send_msg`; for merged items, the oldest
+    begun: float  # start of its computation: seconds since the epoch, by the clock of the actor's machine
     done: float
-    size: int = 1  # how many items of a source it was made from
-    parts: tuple[Envelope, ...] = ()  # of a batch or round: the envelopes of its items
+    size: int = 1  # number of source items it was made from
+    parts: tuple[Envelope, ...] = ()  # envelopes of the items in a batch or round
 
 
-Seal = Envelope | tuple[Any, ...]  # an envelope, or those that it will be merged from if anybody looks at it
-Item = tuple[Any, Seal]
-Gifts = dict[str, Any]  # what operators may ask for: the actor and the shard
+LazyEnvelope = Envelope | tuple[Any, ...]  # an envelope, or those to merge when it is first read
+Item = tuple[Any, LazyEnvelope]
+OperatorContext = dict[str, Any]  # on shards: the values that can be injected; in the driver: the run
 
 
-def unsealed(seal: Seal) -> Envelope:
+def resolve_envelope(envelope: LazyEnvelope) -> Envelope:
     """Return an item's envelope, merged if the item was made from several.
 
-    >>> unsealed((Envelope((), 3, 7, begun=1.0, done=2.0), Envelope((), 4, 6, begun=1.5, done=2.5)))[:-1]
+    >>> resolve_envelope((Envelope((), 3, 7, begun=1.0, done=2.0), Envelope((), 4, 6, begun=1.5, done=2.5)))[:-1]
     ((), 4, 6, 1.0, 2.5, 2)
     """
-    if isinstance(seal, Envelope):
-        return seal
-    parts = tuple(map(unsealed, seal))
+    if isinstance(envelope, Envelope):
+        return envelope
+    parts = tuple(map(resolve_envelope, envelope))
     sources, sequences, versions, begun, done, sizes, _ = zip(*parts, strict=True)
     known = [version for version in versions if version is not None]
     distinct = tuple(dict.fromkeys(chain.from_iterable(sources)))
     return Envelope(distinct, max(sequences), min(known) if known else None, min(begun), max(done), sum(sizes), parts)
 
 
-def detached(value: Any, actors: Mapping[str, Actor] | None = None) -> Any:
-    """Return the containers and envelopes of a state, with the handles of actors taken out, or put back in."""
+def replace_actor_handles(value: Any, actors: Mapping[str, Actor] | None = None) -> Any:
+    """Return a state with the actor handles in its envelopes removed or, with `actors` by name, filled in."""
     if isinstance(value, Source):
         return Source(value.shard, value.name, actors.get(value.name) if actors else None)
     if isinstance(value, Envelope):
-        return value._replace(sources=detached(value.sources, actors), parts=detached(value.parts, actors))
+        sources, parts = replace_actor_handles(value.sources, actors), replace_actor_handles(value.parts, actors)
+        return value._replace(sources=sources, parts=parts)
     if type(value) is dict:
-        return {key: detached(part, actors) for key, part in value.items()}
+        return {key: replace_actor_handles(part, actors) for key, part in value.items()}
     if type(value) is deque:
-        return deque((detached(part, actors) for part in value), value.maxlen)
+        return deque((replace_actor_handles(part, actors) for part in value), value.maxlen)
     if type(value) in (list, tuple):
-        return type(value)(detached(part, actors) for part in value)
+        return type(value)(replace_actor_handles(part, actors) for part in value)
     if isinstance(value, tuple) and hasattr(value, "_make"):
-        return value._make(detached(part, actors) for part in value)
+        return value._make(replace_actor_handles(part, actors) for part in value)
     return value

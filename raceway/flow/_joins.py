@@ -1,4 +1,4 @@
-"""How streams meet and part: unions, splits, queues, and operators on a thread or an actor of their own."""
+"""Stages that join and split streams: unions, splits, queues, and operators on a dedicated thread or actor."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from raceway.engine.base import Actor
-from raceway.flow._graph import Item, Node, Word, detached
+from raceway.flow._graph import Item, Node, NoItem, replace_actor_handles
 from raceway.flow._guests import Failures, Guest, ThreadGuest
-from raceway.flow._operators import Op, Stage
-from raceway.flow._requests import Pushes
-from raceway.flow._shard import operator_on
+from raceway.flow._operators import Operator, Stage
+from raceway.flow._requests import ItemSender
+from raceway.flow._shard import make_operator
 from raceway.flow.counters import Meter
 from raceway.flow.rate_limits import RateLimiter, WeightedTurns
 
@@ -21,89 +21,93 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
-class Input:
-    """One of the streams that meet in a union."""
+class UnionInput:
+    """One of the branches of a union."""
 
     name: str
     stage: Stage
     emits: bool
+    """Whether its items are passed on, or only read."""
 
 
 class Union(Stage):
-    """Takes from several streams: each in its turn, as often as its weight says, or whichever is ready."""
+    """Reads several streams: in turn, as often as their weights say, or whichever is ready."""
 
     def __init__(
         self,
         run: Run[Any],
         node: Node,
-        inputs: Sequence[Input],
+        inputs: Sequence[UnionInput],
         turns: WeightedTurns,
-        limits: RateLimiter,
+        limiter: RateLimiter,
         in_turn: bool,
     ) -> None:
         self.meter = Meter()
-        self.run, self.node, self.inputs, self.turns, self.limits = run, node, inputs, turns, limits
-        self.open, self.all_emit = list(inputs), all(one.emits for one in inputs)  # those that have not ended
+        self.run, self.node, self.inputs, self.turns, self.limiter = run, node, inputs, turns, limiter
+        self.open = list(inputs)  # those that have not ended
+        self.all_emit = all(branch.emits for branch in inputs)
         self.next = self._next_in_turn if in_turn else self._next_ready
 
-    def poll(self) -> Item | Word:
-        while self.open if self.all_emit else [one for one in self.open if one.emits]:
-            found = self.next()
-            if isinstance(found, Word):
+    def poll(self) -> Item | NoItem:
+        while self.open if self.all_emit else [branch for branch in self.open if branch.emits]:
+            answer = self.next()
+            if isinstance(answer, NoItem):
                 self.run.blocked.append(self)
-                return found
-            one, item = found
-            self.meter.items += 1
-            self.limits.took(one.name, item[0])
-            if one.emits:
-                return item
-        return Word.END
-
-    def _next_in_turn(self) -> tuple[Input, Item] | Word:
-        while free := [place for place, one in enumerate(self.inputs) if one in self.open and not self.holds(one)]:
-            place = self.turns.whose(free)
-            answer = self.inputs[place].stage.poll()
-            if not isinstance(answer, Word):
-                self.turns.took(place)
-                return self.inputs[place], answer
-            if answer is Word.PENDING:
                 return answer
-            self.open.remove(self.inputs[place])
-        return Word.PENDING if self.open else Word.END
+            branch, item = answer
+            self.meter.items += 1
+            self.limiter.count(branch.name, item[0])
+            if branch.emits:
+                return item
+        return NoItem.END
 
-    def _next_ready(self) -> tuple[Input, Item] | Word:
+    def _next_in_turn(self) -> tuple[UnionInput, Item] | NoItem:
+        while available := [
+            index for index, branch in enumerate(self.inputs) if branch in self.open and not self.is_limited(branch)
+        ]:
+            index = self.turns.choose(available)
+            answer = self.inputs[index].stage.poll()
+            if not isinstance(answer, NoItem):
+                self.turns.charge(index)
+                return self.inputs[index], answer
+            if answer is NoItem.PENDING:
+                return answer
+            self.open.remove(self.inputs[index])
+        return NoItem.PENDING if self.open else NoItem.END
+
+    def _next_ready(self) -> tuple[UnionInput, Item] | NoItem:
         total = len(self.inputs)
-        for place in range(self.turns.turn, self.turns.turn + total):
-            one = self.inputs[place % total]
-            if one in self.open and not (self.limits.limits and self.holds(one)):
-                answer = one.stage.poll()
-                if not isinstance(answer, Word):
-                    self.turns.turn = (place + 1) % total
-                    return one, answer
-                if answer is Word.END:
-                    self.open.remove(one)
-        return Word.PENDING if self.open else Word.END
+        for index in range(self.turns.turn, self.turns.turn + total):
+            branch = self.inputs[index % total]
+            if branch in self.open and not (self.limiter.limits and self.is_limited(branch)):
+                answer = branch.stage.poll()
+                if not isinstance(answer, NoItem):
+                    self.turns.turn = (index + 1) % total
+                    return branch, answer
+                if answer is NoItem.END:
+                    self.open.remove(branch)
+        return NoItem.PENDING if self.open else NoItem.END
 
-    def holds(self, one: Input) -> bool:
-        """Whether a rate limit holds an input up."""
-        return self.limits.hold(one.name, {other.name for other in self.inputs if other not in self.open})
+    def is_limited(self, branch: UnionInput) -> bool:
+        """Whether a rate limit blocks a branch."""
+        return self.limiter.blocks(branch.name, {other.name for other in self.inputs if other not in self.open})
 
     def state(self) -> Any:
-        places = [self.inputs.index(one) for one in self.open]
-        return {"turns": self.turns.state(), "limits": self.limits.state(), "open": places}
+        open_indices = [self.inputs.index(branch) for branch in self.open]
+        return {"turns": self.turns.state(), "limits": self.limiter.state(), "open": open_indices}
 
     def restore(self, state: Any) -> None:
         self.turns.restore(state["turns"])
-        self.limits.restore(state["limits"])
-        self.open = [self.inputs[place] for place in state["open"]]
+        self.limiter.restore(state["limits"])
+        self.open = [self.inputs[index] for index in state["open"]]
 
     def close(self) -> None:
-        for one in self.inputs:
-            one.stage.close()
+        for branch in self.inputs:
+            branch.stage.close()
 
 
 class Split(Stage):
-    """Gives every item to every branch. They wait for one that is behind if they can."""
+    """Passes every item to every branch. A branch that is ahead waits for the others, as long as it can."""
 
     state_attributes = ("queues", "left", "ended")
 
@@ -112,24 +116,24 @@ class Split(Stage):
         self.run, self.node, self.buffer = run, node, buffer
         self.parent = run.stage(node.parents[0])
         self.queues: dict[str, deque[Item]] = {name: deque() for name in names}
-        self.left: set[str] = set()  # branches that want no more
+        self.left: set[str] = set()  # branches that were closed
         self.ended = False
-        self.lead = 1  # how far a branch may be ahead of another, for now
+        self.max_lead = 1  # items that a branch may be ahead of another, for now
 
-    def give(self, name: str) -> Item | Word:
+    def poll_branch(self, name: str) -> Item | NoItem:
         """Return the next item for a branch."""
         if self.queues[name]:
-            self.lead = 1
-            self.run.news.append(self)  # somebody may have waited for this
+            self.max_lead = 1
+            self.run.wakeups.append(self)  # another branch may have waited for this read
             return self.queues[name].popleft()
         if self.ended or name in self.left:
-            return Word.END
-        if self.backlog >= self.lead:
+            return NoItem.END
+        if self.backlog >= self.max_lead:
             self.run.blocked.append(self)
-            return Word.PENDING
-        answer: Item | Word = self.parent.poll()
-        if isinstance(answer, Word):
-            self.ended = answer is Word.END
+            return NoItem.PENDING
+        answer: Item | NoItem = self.parent.poll()
+        if isinstance(answer, NoItem):
+            self.ended = answer is NoItem.END
             return answer
         self.meter.items += 1
         for other in self.queues.keys() - self.left - {name}:
@@ -138,15 +142,16 @@ class Split(Stage):
 
     @property
     def backlog(self) -> int:
+        """Items that the slowest branch has not read."""
         return max(map(len, self.queues.values()))
 
-    def relax(self) -> bool:
-        """Let a branch run one item further ahead, if the buffer allows it."""
-        self.lead = min(self.backlog + 1, self.buffer)
+    def extend_lead(self) -> bool:
+        """Allow a branch to be one item further ahead. Return False if the buffer is full."""
+        self.max_lead = min(self.backlog + 1, self.buffer)
         return self.backlog < self.buffer
 
-    def leave(self, name: str) -> None:
-        """Have no more items for a branch."""
+    def close_branch(self, name: str) -> None:
+        """Stop passing items to a branch."""
         self.left.add(name)
         self.queues[name].clear()
         if len(self.left) == len(self.queues):
@@ -154,78 +159,84 @@ class Split(Stage):
 
 
 class Branch(Stage):
+    """One output of a split."""
+
     def __init__(self, run: Run[Any], node: Node, name: str) -> None:
         split: Split = run.stage(node.parents[0])
-        self.poll = lambda: split.give(name)  # type: ignore[method-assign]
-        self.close = lambda: split.leave(name)  # type: ignore[method-assign]
+        self.poll = lambda: split.poll_branch(name)  # type: ignore[method-assign]
+        self.close = lambda: split.close_branch(name)  # type: ignore[method-assign]
 
 
-class Queue(Op):
-    """Takes items in as soon as they are there, up to its size."""
+class Queue(Operator):
+    """Reads items as soon as they are available, up to its size."""
 
     size: int
 
-    def begin(self) -> None:
-        self.gifts["run"].queues.append(self)
+    def setup(self) -> None:
+        self.context["run"].queues.append(self)
 
-    def poll(self) -> Item | Word:
+    def poll(self) -> Item | NoItem:
         self.fill()
-        return super().poll() if self.ready or self.ended else Word.PENDING
+        return super().poll() if self.ready or self.ended else NoItem.PENDING
 
     def fill(self) -> None:
-        """Take in what is there. The run sees to it while it waits for something else."""
-        answer: Item | Word | None = None
-        while len(self.ready) < self.size and not self.ended and answer is not Word.PENDING:
+        """Read the available items. The run calls it too, while it waits for something else."""
+        answer: Item | NoItem | None = None
+        while len(self.ready) < self.size and not self.ended and answer is not NoItem.PENDING:
             answer = self.parent.poll()
-            if answer is not Word.PENDING:
-                self.take(answer)
+            if answer is not NoItem.PENDING:
+                self.accept(answer)
 
 
-class Moved(Op):
-    """An operator that runs on a thread or an actor of its own while the driver goes on."""
+class OffloadedForEach(Operator):
+    """A `for_each` on a dedicated thread or actor, which works while the driver continues."""
 
-    room: int
+    max_in_flight: int
     actor: Actor | None
 
-    def begin(self) -> None:
-        self.run: Run[Any] = self.gifts["run"]
+    def setup(self) -> None:
+        self.run: Run[Any] = self.context["run"]
         self.guest: Guest | ThreadGuest = ThreadGuest()
         if self.actor is not None:
-            self.guest = Guest(self.actor, f"{self.run.id}/{self.gifts['number']}", self.step.label, Failures())
-        self.busy = Pushes(self.guest, self.run.news)  # what is under way
-        self.saved: Any = None
+            self.guest = Guest(self.actor, f"{self.run.id}/{self.context['index']}", self.spec.label, Failures())
+        self.in_flight = ItemSender(self.guest, self.run.wakeups)
+        self.saved: Any = None  # state of the operator to restore
         self.opened = False
 
     def send(self, item: Item) -> None:
-        """Send it an item."""
+        """Send an item to the operator."""
         if not self.opened:
             self.opened = True
-            operator = self.step._replace(settings={"function": self.step.settings["function"]})
-            self.guest.open(operator_on, operator, self.meter.measure, detached(self.saved))
-        self.busy.send(item if self.actor is None else detached(item), item[1])
+            spec = self.spec._replace(settings={"function": self.spec.settings["function"]})
+            self.guest.open(make_operator, spec, self.meter.measure, replace_actor_handles(self.saved))
+        self.in_flight.send(item if self.actor is None else replace_actor_handles(item), item[1])
 
-    def poll(self) -> Item | Word:
-        answer: Item | Word | None = None
-        while len(self.busy) + len(self.ready) < self.room and not self.ended and answer is not Word.PENDING:
+    def poll(self) -> Item | NoItem:
+        answer: Item | NoItem | None = None
+        while (
+            len(self.in_flight) + len(self.ready) < self.max_in_flight
+            and not self.ended
+            and answer is not NoItem.PENDING
+        ):
             answer = self.parent.poll()
-            if not isinstance(answer, Word):
+            if not isinstance(answer, NoItem):
                 self.send(answer)
-            self.ended = answer is Word.END
-        self.take_in()
-        if self.ready or (self.ended and not self.busy):
+            self.ended = answer is NoItem.END
+        self.receive()
+        if self.ready or (self.ended and not self.in_flight):
             return super().poll()
-        self.run.waiting += [self.meter] if self.busy else []
-        return Word.PENDING
+        self.run.waiting += [self.meter] if self.in_flight else []
+        return NoItem.PENDING
 
-    def take_in(self) -> None:
-        """Look at what has come back."""
-        for (value, figures), envelope in self.busy.take_in():
+    def receive(self) -> None:
+        """Receive the results that have arrived."""
+        for (value, counters), envelope in self.in_flight.receive():
             self.ready.append((value, envelope))
-            self.meter.set(figures)
+            self.meter.set_values(counters)
 
     def state(self) -> Any:
-        there = self.guest.ask("state").result() if self.opened else self.saved
-        return {**super().state(), "ready": self.ready if self.run.keeps_in_flight else deque(), "op": there}
+        operator_state = self.guest.call("state").result() if self.opened else self.saved
+        return {**super().state(), "ready": self.ready if self.run.keeps_in_flight else deque(), "op": operator_state}
 
     def restore(self, state: Any) -> None:
         super().restore(state)
@@ -234,6 +245,6 @@ class Moved(Op):
     def close(self) -> None:
         if self.opened:
             self.guest.close()
-            self.busy.clear()
+            self.in_flight.clear()
         self.opened = False
         super().close()

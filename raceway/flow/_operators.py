@@ -1,4 +1,4 @@
-"""Operators that turn items into items: the same on a shard and in the driver."""
+"""Operators that turn items into items. They work the same way on a shard and in the driver."""
 
 from __future__ import annotations
 
@@ -11,78 +11,90 @@ import numpy as np
 
 from raceway import state as states
 from raceway.errors import FlowError, OperatorError
-from raceway.flow._graph import Envelope, Gifts, Item, Shard, Source, Step, Word, unsealed, wanted
-from raceway.flow.counters import Meter
+from raceway.flow._graph import (
+    Envelope,
+    Item,
+    NoItem,
+    OperatorContext,
+    OperatorSpec,
+    Shard,
+    Source,
+    requested_parameters,
+    resolve_envelope,
+)
+from raceway.flow.counters import CounterValues, Meter
 from raceway.injection import injected
 
 
 class Stage(states.Stateful):
-    """A part of a running flow."""
+    """A node of a running flow."""
 
-    def poll(self) -> Item | Word:
-        """Return the next item, or PENDING, or END."""
+    def poll(self) -> Item | NoItem:
+        """Return the next item, PENDING or END, without waiting."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Give back what was opened. May be called twice."""
+        """Release its resources. May be called twice."""
 
 
-class Op(Stage):
-    """An operator behind another stage. What kind of operator, `feed` says: items for an item."""
+class Operator(Stage):
+    """A stage that reads one other stage. Subclasses define `process`, which maps an item to items."""
 
     state_attributes: ClassVar[tuple[str, ...]] = ("ready", "held", "ended")
 
-    def __init__(self, parent: Stage, step: Step, gifts: Gifts, measure: bool) -> None:
-        self.parent, self.step, self.gifts = parent, step, gifts
+    def __init__(self, parent: Stage, spec: OperatorSpec, context: OperatorContext, measure: bool) -> None:
+        self.parent, self.spec, self.context = parent, spec, context
         self.meter = Meter(measure)
-        self.ready: deque[Item] = deque()
-        self.held: list[Any] = []  # what nothing has come of yet
+        self.ready: deque[Item] = deque()  # results that were not read yet
+        self.held: list[Any] = []  # inputs without a result yet
         self.ended = False
-        vars(self).update(step.settings)
-        self.begin()
+        vars(self).update(spec.settings)
+        self.setup()
 
-    def begin(self) -> None:
-        """Make what changes while it runs."""
+    def setup(self) -> None:
+        """Create the attributes that change while it runs."""
 
-    def feed(self, item: Item) -> Iterable[Item]:
-        """Take in an item and return what comes of it."""
+    def process(self, item: Item) -> Iterable[Item]:
+        """Take an item and return the items that result from it."""
         return (item,)
 
     def finish(self) -> Iterable[Item]:
-        """Return what is left when there are no more items."""
+        """Return the remaining items at the end of the stream."""
         return ()
 
-    def poll(self) -> Item | Word:
+    def poll(self) -> Item | NoItem:
         while not self.ready:
             if self.ended:
-                return Word.END
+                return NoItem.END
             answer = self.parent.poll()
-            if answer is Word.PENDING:
+            if answer is NoItem.PENDING:
                 return answer
-            self.take(answer)
+            self.accept(answer)
         return self.ready.popleft()
 
-    def take(self, answer: Item | Word) -> None:
-        """Take in an item or the end."""
-        begin = time.perf_counter()
+    def accept(self, answer: Item | NoItem) -> None:
+        """Process an item, or finish at the end of the stream."""
+        start = time.perf_counter()
         try:
-            if isinstance(answer, Word):
+            if isinstance(answer, NoItem):
                 self.ended = True
                 self.ready.extend(self.finish())
             else:
-                self.ready.extend(self.feed(answer))
-                self.meter.count(answer, time.perf_counter() - begin)
+                self.ready.extend(self.process(answer))
+                self.meter.count(answer, time.perf_counter() - start)
         except Exception as error:
-            raise self.failure(error, None if isinstance(answer, Word) else answer) from error
+            raise self.operator_error(error, None if isinstance(answer, NoItem) else answer) from error
 
-    def failure(self, error: Exception, item: Item | None) -> OperatorError:
-        """Return the error that says where and on what it failed."""
-        shard, shown = self.gifts.get("shard"), item and (unsealed(item[1]).sequence, item[0])
-        return OperatorError.of(error, self.step.label, self.step.where, None if shard is None else shard.number, shown)
+    def operator_error(self, error: Exception, item: Item | None) -> OperatorError:
+        """Return an error that names this operator, the shard and the item."""
+        shard = self.context.get("shard")
+        numbered = item and (resolve_envelope(item[1]).sequence, item[0])
+        number = None if shard is None else shard.number
+        return OperatorError.wrap(error, self.spec.label, self.spec.where, number, numbered)
 
     @property
     def num_held(self) -> int:
-        """How many items it has taken in that it has not given on."""
+        """Items that it has received and not passed on."""
         return len(self.ready) + len(self.held)
 
     def close(self) -> None:
@@ -90,17 +102,18 @@ class Op(Stage):
         self.parent.close()
 
 
-class Calling(Op):
+class FunctionOperator(Operator):
     """An operator around a user's function."""
 
     function: Callable[..., Any]
 
-    def begin(self) -> None:
-        self.asked = wanted(self.function, parallel="actor" in self.gifts)
-        self.kwargs = {name: self.gifts[name] for name in self.asked if name != "envelope"}
+    def setup(self) -> None:
+        self.requested = requested_parameters(self.function, parallel="actor" in self.context)
+        self.kwargs = {name: self.context[name] for name in self.requested if name != "envelope"}
 
     def call(self, item: Item) -> Any:
-        envelope = {"envelope": unsealed(item[1])} if "envelope" in self.asked else {}
+        """Call the function with an item and the parameters to inject."""
+        envelope = {"envelope": resolve_envelope(item[1])} if "envelope" in self.requested else {}
         return self.function(item[0], **envelope, **self.kwargs)
 
     def state(self) -> Any:
@@ -111,108 +124,108 @@ class Calling(Op):
         super().restore(state)
 
 
-class ForEach(Calling):
-    """One value for every item: the most usual operator, and so it goes the shortest way."""
+class ForEach(FunctionOperator):
+    """One result for every item. It is the most common operator, so it bypasses the queue of results."""
 
-    def poll(self) -> Item | Word:
-        answer = Word.END if self.ended else self.parent.poll()
-        if not isinstance(answer, Word):
+    def poll(self) -> Item | NoItem:
+        answer = NoItem.END if self.ended else self.parent.poll()
+        if not isinstance(answer, NoItem):
             return self.apply(answer), answer[1]
-        self.ended = answer is Word.END
+        self.ended = answer is NoItem.END
         return answer
 
     def apply(self, item: Item) -> Any:
-        """Return the value that comes of an item."""
-        begin = time.perf_counter()
+        """Return the function's result for an item."""
+        start = time.perf_counter()
         try:
-            value = self.call(item) if self.asked else self.function(item[0])
+            value = self.call(item) if self.requested else self.function(item[0])
         except Exception as error:
-            raise self.failure(error, item) from error
-        self.meter.count(item, time.perf_counter() - begin)
+            raise self.operator_error(error, item) from error
+        self.meter.count(item, time.perf_counter() - start)
         return value
 
-    def through(self, item: Item) -> tuple[Any, Any]:
-        """Return the value, and the counters."""
-        return self.apply(item), self.meter.figures()
+    def apply_and_report(self, item: Item) -> tuple[Any, CounterValues]:
+        """Return the result for an item, and the counters so far."""
+        return self.apply(item), self.meter.values()
 
 
-class Filter(Calling):
-    def feed(self, item: Item) -> Iterable[Item]:
+class Filter(FunctionOperator):
+    def process(self, item: Item) -> Iterable[Item]:
         return (item,) if self.call(item) else ()
 
 
-class FlatMap(Calling):
-    def feed(self, item: Item) -> Iterable[Item]:
+class FlatMap(FunctionOperator):
+    def process(self, item: Item) -> Iterable[Item]:
         return [(value, item[1]) for value in self.call(item)]
 
 
-class Flatten(Op):
-    """The items of a batch or round get their own envelopes back."""
+class Flatten(Operator):
+    """The items of every item. Items of a batch or round get their own envelopes back."""
 
-    def feed(self, item: Item) -> Iterable[Item]:
-        values, parts = list(item[0]), unsealed(item[1]).parts
+    def process(self, item: Item) -> Iterable[Item]:
+        values, parts = list(item[0]), resolve_envelope(item[1]).parts
         return zip(values, parts if len(parts) == len(values) else [item[1]] * len(values), strict=True)
 
 
-class Combine(Calling):
-    """As FlatMap, for a function that holds items back: their envelopes go with what it gives in the end."""
+class Combine(FunctionOperator):
+    """Like FlatMap, for a function that holds items back: results get the merged envelopes of the items held."""
 
-    def feed(self, item: Item) -> Iterable[Item]:
+    def process(self, item: Item) -> Iterable[Item]:
         self.held.append(item[1])
-        return self._emitted(self.call(item))
+        return self._with_envelope(self.call(item))
 
     def finish(self) -> Iterable[Item]:
-        return self._emitted(self.function.finish()) if self.held and hasattr(self.function, "finish") else ()
+        return self._with_envelope(self.function.finish()) if self.held and hasattr(self.function, "finish") else ()
 
-    def _emitted(self, values: Iterable[Any]) -> list[Item]:
+    def _with_envelope(self, values: Iterable[Any]) -> list[Item]:
         values = list(values)
-        seal, self.held = (tuple(self.held), []) if values else ((), self.held)
-        return [(value, seal) for value in values]
+        envelope, self.held = (tuple(self.held), []) if values else ((), self.held)
+        return [(value, envelope) for value in values]
 
 
-class Batch(Op):
+class BatchItems(Operator):
     size: int
 
-    def feed(self, item: Item) -> Iterable[Item]:
+    def process(self, item: Item) -> Iterable[Item]:
         self.held.append(item)
         return self.finish() if len(self.held) == self.size else ()
 
     def finish(self) -> Iterable[Item]:
         items, self.held = self.held, []
-        return [([value for value, _ in items], tuple([seal for _, seal in items]))] if items else ()
+        return [([value for value, _ in items], tuple([envelope for _, envelope in items]))] if items else ()
 
 
-class Shuffle(Batch):
-    """Holds so many items and gives one of them, by chance, for every further one."""
+class Shuffle(BatchItems):
+    """Holds `size` items; each further item replaces a randomly chosen one, which is the result."""
 
-    state_attributes: ClassVar[tuple[str, ...]] = (*Op.state_attributes, "random")
+    state_attributes: ClassVar[tuple[str, ...]] = (*Operator.state_attributes, "random")
     seed: int
 
-    def begin(self) -> None:
-        self.random: np.random.Generator = self.gifts.get("shard", Shard(0, 1))._replace(seed=self.seed).generator()
+    def setup(self) -> None:
+        self.random: np.random.Generator = self.context.get("shard", Shard(0, 1))._replace(seed=self.seed).generator()
 
-    def feed(self, item: Item) -> Iterable[Item]:
+    def process(self, item: Item) -> Iterable[Item]:
         if len(self.held) < self.size:
             self.held.append(item)
             return ()
-        place = int(self.random.integers(self.size))
-        chosen, self.held[place] = self.held[place], item
+        index = int(self.random.integers(self.size))
+        chosen, self.held[index] = self.held[index], item
         return (chosen,)
 
     def finish(self) -> Iterable[Item]:
         items, self.held = self.held, []
-        return [items[place] for place in self.random.permutation(len(items))]
+        return [items[index] for index in self.random.permutation(len(items))]
 
 
-class Take(Op):
-    state_attributes: ClassVar[tuple[str, ...]] = (*Op.state_attributes, "position")
+class Take(Operator):
+    state_attributes: ClassVar[tuple[str, ...]] = (*Operator.state_attributes, "position")
     count: int
 
-    def begin(self) -> None:
-        self.position = 0  # how many it has given
+    def setup(self) -> None:
+        self.position = 0  # number of items passed on
         self.ended = self.count == 0
 
-    def feed(self, item: Item) -> Iterable[Item]:
+    def process(self, item: Item) -> Iterable[Item]:
         self.position += 1
         if self.position >= self.count:
             self.close()
@@ -220,7 +233,10 @@ class Take(Op):
 
 
 def with_source(value: Any, *, envelope: Envelope = injected) -> tuple[Source, Any]:
-    """Return an item with where it came from."""
+    """Return an item's source and the item."""
     if len(envelope.sources) != 1:
-        raise FlowError(f"the item comes from {len(envelope.sources)} sources; an `envelope` that you ask for has all")
+        raise FlowError(
+            f"the item comes from {len(envelope.sources)} sources, and zip_with_source needs one. Declare "
+            "`envelope=injected` in an operator to get them all."
+        )
     return envelope.sources[0], value

@@ -1,4 +1,4 @@
-"""Asking guests for what they have, and sending them what they are to work on, many at a time."""
+"""Request items from guests, and send items to them, with several calls outstanding."""
 
 from __future__ import annotations
 
@@ -6,195 +6,197 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
-from raceway.engine._codec import Payload
-from raceway.engine.base import Future
+from raceway.engine.base import Future, Payload
 from raceway.flow._guests import Guest, ThreadGuest
-from raceway.flow._wakeups import News
+from raceway.flow._wakeups import Wakeups
 
-_HANDFUL = 4  # answers that are left lying until all have come
+_WAKE_AFTER = 4  # answers that a synchronous gather lets accumulate before it wakes to decode them
 
 
-class Pushes:
-    """Sends values to a guest, at most so many at a time, and takes in what its `through` makes of them, in order."""
+class ItemSender:
+    """Sends items to a guest's `apply_and_report`, and receives the results in order."""
 
-    def __init__(self, guest: Guest | ThreadGuest, news: News) -> None:
+    def __init__(self, guest: Guest | ThreadGuest, wakeups: Wakeups) -> None:
         self._guest = guest
-        self._wake = news.wake
-        self._elsewhere = not isinstance(guest, Guest) or guest.engine is not news.engine
-        self._out: deque[tuple[Any, Any]] = deque()
-        news.callers.append(self)
+        self._wake = wakeups.wake
+        self._on_other_engine = not isinstance(guest, Guest) or guest.engine is not wakeups.engine
+        self._outstanding: deque[tuple[Any, Any]] = deque()
+        wakeups.callers.append(self)
 
     def __len__(self) -> int:
-        return len(self._out)
+        return len(self._outstanding)
 
     def clear(self) -> None:
-        """Forget what is under way."""
-        self._out.clear()
+        """Forget the outstanding calls."""
+        self._outstanding.clear()
 
     def awaited(self) -> tuple[list[Future[Any]], int] | None:
-        """Return the calls that are not done, one of which must be before there is anything to do."""
-        futures = [future for future, _ in self._out if not future.done()]
-        return None if futures and self._elsewhere else (futures, 1)
+        """Return the calls that are not done. One of them must be before there is anything to receive."""
+        futures = [future for future, _ in self._outstanding if not future.done()]
+        return None if futures and self._on_other_engine else (futures, 1)
 
-    def send(self, value: Any, ticket: Any) -> None:
-        """Send a value; the ticket comes back with what becomes of it."""
-        future = self._guest.ask("through", value)
-        self._out.append((future, ticket))
+    def send(self, item: Any, tag: Any) -> None:
+        """Send an item. `receive` returns the tag with its result."""
+        future = self._guest.call("apply_and_report", item)
+        self._outstanding.append((future, tag))
         future.add_done_callback(self._wake)
 
-    def take_in(self) -> Iterator[tuple[Any, Any]]:
-        """Yield what has come back, each with its ticket."""
-        while self._out and self._out[0][0].done():
-            future, ticket = self._out.popleft()
-            answer = self._guest.answer(future)
+    def receive(self) -> Iterator[tuple[Any, Any]]:
+        """Yield the results that have arrived, each with its tag."""
+        while self._outstanding and self._outstanding[0][0].done():
+            future, tag = self._outstanding.popleft()
+            answer = self._guest.result_or_error(future)
             if isinstance(answer, BaseException):
-                self._guest.failed(answer)
-            yield answer, ticket
+                self._guest.handle_failure(answer)
+            yield answer, tag
 
 
 G = TypeVar("G", bound=Guest)
 
 
-class Pulls(Generic[G]):
-    """Asks guests for what their `pull` returns, and takes in the answers; guests that fail are dealt with.
+class ItemRequester(Generic[G]):
+    """Requests items by calling the `pull` of guests, receives the answers, and handles failures.
 
     Args:
-        guests: all that may be asked.
-        news: gets an entry when there is something to take in.
-        happened: told what was done about a guest (`restarted`, `dropped`, `failed`), the error, and how much is lost.
-        synchronous: there is nothing to do with an answer before the others have come.
+        guests: all guests that requests may go to.
+        wakeups: gets an entry when there is something to receive.
+        on_failure: called with the outcome (`restarted`, `dropped` or `failed`), the guest, the error and the number
+            of items lost.
+        synchronous: whether answers are of no use before those of all guests have arrived.
 
-    Guests that move are asked one at a time on each actor, and go to one that has nothing left to do. So actors that
-    are slow, or have the longer work, do less of it.
+    Movable guests get one request at a time on each actor, and move to an actor that is idle. So actors that are slow,
+    or have longer work, do less of it.
     """
 
     def __init__(
         self,
         guests: Sequence[G],
-        news: News,
-        happened: Callable[[str, G, BaseException, int], None],
+        wakeups: Wakeups,
+        on_failure: Callable[[str, G, BaseException, int], None],
         synchronous: bool = False,
     ) -> None:
         self.closed = False
-        """Whether nobody is to be asked any more."""
-        self.num_out = 0
-        """Requests whose answers have not been taken in."""
+        self.num_outstanding = 0
+        """Requests whose answers have not been received."""
         self._guests = guests
-        self._happened = happened
-        self._all = synchronous and not any(guest.moves for guest in guests)
-        self._free = {guest.actor for guest in guests if guest.moves}
-        self._waiting: deque[G] = deque()  # guests that move and were not asked yet
-        self._elsewhere = any(guest.engine is not news.engine for guest in guests)
-        news.callers.append(self)
+        self._on_failure = on_failure
+        self._wait_for_all = synchronous and not any(guest.movable for guest in guests)
+        self._idle_actors = {guest.actor for guest in guests if guest.movable}
+        self._unassigned: deque[G] = deque()  # movable guests whose request was not sent yet
+        self._on_other_engine = any(guest.engine is not wakeups.engine for guest in guests)
+        wakeups.callers.append(self)
         self.arrivals: deque[tuple[G, Future[Any], Payload | None]] = deque()
-        """What has come and was not taken in; no payload means a failure."""
-        self._callbacks = {guest: self._callback(guest, news) for guest in guests}
+        """Answers that have arrived and were not received; None as payload means a failure."""
+        self._callbacks = {guest: self._callback(guest, wakeups) for guest in guests}
 
     def __len__(self) -> int:
-        return 0 if self.closed else self.num_out
+        return 0 if self.closed else self.num_outstanding
 
-    def ask(self, guest: G) -> None:
-        """Ask a guest once."""
-        self.num_out += 1
-        if guest.moves:
-            self._waiting.append(guest)
-            self._deal()
+    def request(self, guest: G) -> None:
+        """Request one item from a guest."""
+        self.num_outstanding += 1
+        if guest.movable:
+            self._unassigned.append(guest)
+            self._assign()
         else:
             self._send(guest)
 
-    def _deal(self) -> None:
-        """Have actors that are free do what waits: their own guests first, then those of others."""
-        for actor in [actor for actor in self._free if self._waiting]:
-            own = next((guest for guest in self._waiting if guest.actor is actor), None)
-            others = (guest for guest in self._waiting if guest.actor not in self._free and not guest.num_held)
+    def _assign(self) -> None:
+        """Give unassigned guests to idle actors: an actor's own guests first, then those of busy actors."""
+        for actor in [actor for actor in self._idle_actors if self._unassigned]:
+            own = next((guest for guest in self._unassigned if guest.actor is actor), None)
+            others = (
+                guest for guest in self._unassigned if guest.actor not in self._idle_actors and not guest.num_held
+            )
             guest = own or next(others, None)
             if guest is not None:
-                self._waiting.remove(guest)
-                self._free.discard(actor)
+                self._unassigned.remove(guest)
+                self._idle_actors.discard(actor)
                 if guest is not own:
                     guest.move(actor)
                 self._send(guest)
 
     def _send(self, guest: G) -> None:
-        deadline, told = guest.failures.deadline, self._callbacks[guest]
-        guest.out.append(guest.engine.send(guest.actor, guest.request, timeout=deadline, told=told))
+        deadline, on_done = guest.failures.deadline, self._callbacks[guest]
+        guest.outstanding.append(guest.engine.send(guest.actor, guest.request, timeout=deadline, on_done=on_done))
 
     def awaited(self) -> tuple[list[Future[Any]], int] | None:
-        """Return the requests that are not done, and how many must be before there is anything to do."""
-        futures = [future for guest in self._guests for future in guest.out if not future.done()]
-        return None if futures and self._elsewhere else (futures, len(futures) if self._all else 1)
+        """Return the requests that are not done, and how many must be before there is anything to receive."""
+        futures = [future for guest in self._guests for future in guest.outstanding if not future.done()]
+        return None if futures and self._on_other_engine else (futures, len(futures) if self._wait_for_all else 1)
 
-    def _callback(self, guest: G, news: News) -> Callable[[Future[Any]], None]:
-        arrivals, noticed = self.arrivals, guest.engine is news.engine
+    def _callback(self, guest: G, wakeups: Wakeups) -> Callable[[Future[Any]], None]:
+        arrivals, on_waiting_engine = self.arrivals, guest.engine is wakeups.engine
 
         def arrived(future: Future[Any]) -> None:
             payload = future.payload()
             arrivals.append((guest, future, payload))
-            if self._all and payload is not None and len(arrivals) < min(self.num_out, _HANDFUL):
-                return  # there is nothing to do yet, and to look at one while others work would hold these up
-            if noticed:
-                news.append(guest)
+            if self._wait_for_all and payload is not None and len(arrivals) < min(self.num_outstanding, _WAKE_AFTER):
+                return  # waking the driver now would only take time from the shards that still work
+            if on_waiting_engine:
+                wakeups.append(guest)
             else:
-                news.wake()
+                wakeups.wake()
 
         return arrived
 
-    def take_in(self) -> Iterator[tuple[G, Any, int]]:
-        """Yield what has come, each with the guest it came from and its size in bytes."""
+    def receive(self) -> Iterator[tuple[G, Any, int]]:
+        """Yield the answers that have arrived, each with its guest and its size in bytes."""
         arrivals = self.arrivals
         while arrivals:
             guest, future, payload = arrivals.popleft()
-            out, answer, size = guest.out, None, 0
-            if not out or out[0] is not future:
-                continue  # of a life that was given up
+            outstanding, answer, size = guest.outstanding, None, 0
+            if not outstanding or outstanding[0] is not future:
+                continue  # requested before a restart
             if payload is not None:
                 size = payload.size if payload.buffers else len(payload.body)
-                if guest.hook is None:  # the shortest way, which is the usual one
+                if guest.restart_results is None:  # the common case, decoded without a detour through the future
                     try:
                         answer = guest.engine.decode(payload)
                     except Exception:
-                        pass  # the future will say
+                        pass  # `result_or_error` returns the error
             if answer is None:
-                answer = guest.answer(future)
+                answer = guest.result_or_error(future)
                 if isinstance(answer, BaseException):
-                    self._failed(guest, answer)
+                    self._handle_failure(guest, answer)
                     continue
-            out.popleft()
-            self.num_out -= 1
-            if guest.moves:
-                self._free.add(guest.actor)
-                self._deal()
+            outstanding.popleft()
+            self.num_outstanding -= 1
+            if guest.movable:
+                self._idle_actors.add(guest.actor)
+                self._assign()
             yield guest, answer, size
 
-    def _failed(self, guest: G, error: BaseException) -> None:
-        num_asked, lost = len(guest.out), len(guest.out) + guest.num_held
-        guest.out.clear()
-        self.num_out -= num_asked
+    def _handle_failure(self, guest: G, error: BaseException) -> None:
+        num_requested, num_lost = len(guest.outstanding), len(guest.outstanding) + guest.num_held
+        guest.outstanding.clear()
+        self.num_outstanding -= num_requested
         guest.num_held = 0
-        self._free |= {guest.actor} if guest.moves else set()
+        self._idle_actors |= {guest.actor} if guest.movable else set()
         num_dropped = sum(other.dropped for other in self._guests)
+        may_drop = num_dropped < min(guest.failures.budget, len(self._guests) - 1)
         try:
-            done = guest.failed(error, may_drop=num_dropped < min(guest.failures.budget, len(self._guests) - 1))
+            outcome = guest.handle_failure(error, may_drop)
         except Exception:
-            self._happened("failed", guest, error, lost)
+            self._on_failure("failed", guest, error, num_lost)
             raise
-        if done == "dropped" and not guest.actor.alive and any(other.actor.alive for other in self._guests):
-            self._free.discard(guest.actor)  # what waits for it goes to others
-            self._deal()
-        if done == "restarted":
-            lost -= num_asked if guest.rereads else 0
-            guest.begin()
-            for _ in range(num_asked):
-                self.ask(guest)
-        self._happened(done, guest, error, lost)
+        if outcome == "dropped" and not guest.actor.alive and any(other.actor.alive for other in self._guests):
+            self._idle_actors.discard(guest.actor)  # guests that wait for it move to other actors
+            self._assign()
+        if outcome == "restarted":
+            num_lost -= num_requested if guest.regenerates_lost_items else 0
+            guest.start()
+            for _ in range(num_requested):
+                self.request(guest)
+        self._on_failure(outcome, guest, error, num_lost)
 
 
-class Again(deque[tuple[Pulls[Any], Guest]]):
-    """Guests whose answers have been dealt with, of however many Pulls: to be asked again."""
+class PendingRequests(deque[tuple[ItemRequester[Any], Guest]]):
+    """Guests whose last item was consumed, of all gathers of a run: they get their next request together."""
 
-    def ask(self) -> None:
-        """Ask them."""
+    def send(self) -> None:
+        """Send the requests."""
         while self:
-            pulls, guest = self.popleft()
-            if not (guest.ended or pulls.closed):
-                pulls.ask(guest)
+            requester, guest = self.popleft()
+            if not (guest.ended or requester.closed):
+                requester.request(guest)

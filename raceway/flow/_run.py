@@ -1,4 +1,4 @@
-"""A run: makes stages of a plan, asks the last one for items, and waits in one place while there are none."""
+"""A run: creates the stages of a plan, polls the last one for items, and blocks in one place while there are none."""
 
 from __future__ import annotations
 
@@ -16,156 +16,167 @@ from raceway.checks import check_choice
 from raceway.cleanup import close_all
 from raceway.errors import ConfigError, FlowError
 from raceway.flow._gather import Gather, GatherAsync
-from raceway.flow._graph import Envelope, Node, Seal, Word, detached, unsealed, walk
-from raceway.flow._joins import Moved, Queue, Split, Union
-from raceway.flow._operators import ForEach, Op, Stage
-from raceway.flow._requests import Again
-from raceway.flow._shard import Origin, Reader
-from raceway.flow._wakeups import News
-from raceway.flow.counters import TELL_SECONDS, Meter, Observed, newest_version
-from raceway.flow.explain import why_stuck
+from raceway.flow._graph import Envelope, LazyEnvelope, Node, NoItem, replace_actor_handles, resolve_envelope, walk
+from raceway.flow._joins import OffloadedForEach, Queue, Split, Union
+from raceway.flow._operators import ForEach, Operator, Stage
+from raceway.flow._requests import PendingRequests
+from raceway.flow._sources import SourceFunction, SourceReader
+from raceway.flow._wakeups import Wakeups
+from raceway.flow.counters import EVENT_INTERVAL, Meter, Observable, newest_version
+from raceway.flow.explain import describe_deadlock
 
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Run(Observed, AbstractContextManager["Run[T_co]"], Iterator[T_co], Generic[T_co]):
-    """An iteration of a flow that is under way. It closes what it opened when it ends, fails or is dropped."""
+class Run(Observable, AbstractContextManager["Run[T_co]"], Iterator[T_co], Generic[T_co]):
+    """An iteration of a flow. It closes what it opened when it ends, fails or is garbage-collected."""
 
     def __init__(self, root: Node, *, measure: bool = False, state: dict[str, Any] | None = None) -> None:
         super().__init__()
-        self._seal: Seal | None = None
+        self._envelope: LazyEnvelope | None = None
         self.id = uuid.uuid4().hex[:12]
         self.nodes = list(walk(root))
-        self.numbers = {node: number for number, node in enumerate(self.nodes)}
+        self.node_indices = {node: index for index, node in enumerate(self.nodes)}
         self.measure, self.keeps_in_flight = measure, True
-        self.blocked: list[Split | Union] = []  # stages that did not go on, not for want of items
+        self.blocked: list[Split | Union] = []  # stages that are pending for another reason than a lack of items
         self.queues: list[Queue] = []
-        self.given = Again()
+        self.pending_requests = PendingRequests()
         self.stages: dict[Node, Any] = {}
         self._actors = {actor.name: actor for node in self.nodes for actor in node.actors}
         actors = [actor for node in self.nodes for actor in node.actors]
-        self.news = News(actors)  # what has happened since the stages were last asked
+        self.wakeups = Wakeups(actors)
         self.newest_version = partial(newest_version, actors)
-        self.waiting: list[Meter] = []  # of the stages that wait for something outside
+        self.waiting: list[Meter] = []  # meters of the stages that wait for a shard, thread or actor
         self._closed, self._left_at = False, time.perf_counter()
-        self._me: Run[Any] = weakref.proxy(self)  # for the stages, so that a run that is dropped is gone at once
+        self._proxy: Run[Any] = weakref.proxy(self)  # for the stages, so that no cycle delays garbage collection
         self._root = self.stage(root)
-        plain = {type(stage) for stage in self.stages.values()} <= {ForEach, Union, GatherAsync}
-        self._straight = [stage for stage in self.stages.values() if plain and isinstance(stage, Gather)]
+        is_direct = {type(stage) for stage in self.stages.values()} <= {ForEach, Union, GatherAsync}
+        self._direct_gathers = [stage for stage in self.stages.values() if is_direct and isinstance(stage, Gather)]
         if state is not None:
             self._restore(state)
 
     def __next__(self) -> T_co:
         if self._closed:
             raise StopIteration
-        self.outside += time.perf_counter() - self._left_at
+        self.consumer_seconds += time.perf_counter() - self._left_at
         try:
             answer = self._poll()
         except BaseException as error:
             if self._closed:
-                raise StopIteration from error  # by another thread
+                raise StopIteration from error  # closed by another thread
             self.close(error)
             raise
-        if isinstance(answer, Word):
+        if isinstance(answer, NoItem):
             self.close()
             raise StopIteration
         self._left_at = time.perf_counter()
-        self.tick()
-        value, self._seal = answer
+        self.emit_counters()
+        value, self._envelope = answer
         return value  # type: ignore[no-any-return]
 
     @property
     def envelope(self) -> Envelope | None:
-        """What is known about the last item."""
-        return None if self._seal is None else unsealed(self._seal)
+        """The envelope of the last item."""
+        return None if self._envelope is None else resolve_envelope(self._envelope)
 
     def _poll(self) -> Any:
         """Return the next item of the last stage, or END."""
-        if self._straight and self.given:  # nothing is held on the way here: what has not come is to be waited for
-            self.given.ask()
-            self.waiting[:] = [one.meter for one in self._straight if one.pulls]
-            if not [one for one in self._straight if one.ready or one.pulls.arrivals or not one.begun] and self.waiting:
+        if self._direct_gathers and self.pending_requests:  # no stage here holds items back: wait before polling
+            self.pending_requests.send()
+            gathers = self._direct_gathers
+            self.waiting[:] = [gather.meter for gather in gathers if gather.requester]
+            if self.waiting and not [
+                gather for gather in gathers if gather.ready or gather.requester.arrivals or not gather.requested
+            ]:
                 self.block()
         while not self._closed:
-            self.news.clear()
+            self.wakeups.clear()
             self.blocked.clear()
             self.waiting.clear()
             answer = self._root.poll()
-            if answer is not Word.PENDING:
+            if answer is not NoItem.PENDING:
                 return answer
             for queue in self.queues:
                 queue.fill()
-            if self.news or any(stage.relax() for stage in self.blocked if isinstance(stage, Split)):
+            if self.wakeups or any(stage.extend_lead() for stage in self.blocked if isinstance(stage, Split)):
                 continue
             if not self.waiting:
-                raise FlowError(why_stuck(self.nodes, self.blocked))
+                raise FlowError(describe_deadlock(self.nodes, self.blocked))
             self.block()
-        return Word.END
+        return NoItem.END
 
     def stage(self, node: Node) -> Any:
-        """Return the stage that runs a node."""
-        part = node.step.part
+        """Return the stage of a node, created on the first call."""
+        implementation = node.spec.implementation
         if node in self.stages:
             if node.kind != "split":
-                raise ConfigError(f"{node} is read twice. Use split() to give every item to both readers.")
-        elif isinstance(part, Origin):
-            self.stages[node] = Reader(Stage(), node.step, {}, self.measure)
-        elif isinstance(part, type) and issubclass(part, Op):
-            gifts = {"run": self._me, "number": self.numbers[node]}
-            self.stages[node] = part(self.stage(node.parents[0]), node.step, gifts, self.measure)
+                raise ConfigError(f"{node} is read twice. Use split() to pass every item to both readers.")
+        elif isinstance(implementation, SourceFunction):
+            self.stages[node] = SourceReader(Stage(), node.spec, {}, self.measure)
+        elif isinstance(implementation, type) and issubclass(implementation, Operator):
+            context = {"run": self._proxy, "index": self.node_indices[node]}
+            self.stages[node] = implementation(self.stage(node.parents[0]), node.spec, context, self.measure)
             self.stages[node].meter.newest = self.newest_version
         else:
-            self.stages[node] = part(self._me, node)
+            self.stages[node] = implementation(self._proxy, node)
         return self.stages[node]
 
     def block(self) -> None:
-        """Wait until something has happened."""
-        begin = time.perf_counter()
-        self.news.wait(TELL_SECONDS if self.observed else None)
-        self.tick()
+        """Wait for a wake-up."""
+        start = time.perf_counter()
+        self.wakeups.wait(EVENT_INTERVAL if self.has_subscribers else None)
+        self.emit_counters()
         for meter in self.waiting:
-            meter.waiting += time.perf_counter() - begin
+            meter.waiting += time.perf_counter() - start
 
     def state(self, *, in_flight: str = "drain", shared: bool = False) -> dict[str, Any]:
-        """Return everything needed to go on from here, for `Iter.restore`; `shared` only until the next item is read.
+        """Return the state of the run, for `Iter.restore`.
 
-        Items that were asked for and not read yet are waited for and kept (`drain`), or left out (`drop`).
+        Args:
+            in_flight: whether to wait for the items that were requested and not read, and keep them (`drain`), or to
+                leave them out (`drop`).
+            shared: do not copy it. It is valid until the next item is read.
         """
         check_choice("policy for items in flight", in_flight, ("drain", "drop"))
         if self._closed:
-            raise FlowError("the run is over: there is no state to go on from")
+            raise FlowError("the run is closed and has no state any more. Call state() before it ends.")
         self.keeps_in_flight = in_flight == "drain"
-        for stage in (stage for stage in self.stages.values() if isinstance(stage, (Gather, Moved))):
-            stage.take_in()
-            while stage.busy:
+        for stage in (stage for stage in self.stages.values() if isinstance(stage, (Gather, OffloadedForEach))):
+            stage.receive()
+            while stage.in_flight:
                 self.block()
-                stage.take_in()
-        stages = detached({self.numbers[node]: stage.state() for node, stage in self.stages.items()})
+                stage.receive()
+        stages = {self.node_indices[node]: stage.state() for node, stage in self.stages.items()}
+        stages = replace_actor_handles(stages)
         return {"plan": [node.label for node in self.nodes], "stages": stages if shared else copy.deepcopy(stages)}
 
     def _restore(self, state: dict[str, Any]) -> None:
         plan = [node.label for node in self.nodes]
         if state["plan"] != plan:
-            raise ConfigError(f"the state is of another flow: {state['plan']}, and this one is {plan}")
+            raise ConfigError(f"the state belongs to another flow: {state['plan']}, but this one is {plan}")
         if len(self._actors) < len({actor for node in self.nodes for actor in node.actors}):
-            raise ConfigError("two actors of the flow have one name, so what came from which cannot be told")
-        stages = detached(copy.deepcopy(state["stages"]), self._actors)
+            raise ConfigError(
+                "two actors of the flow have the same name, so the sources in its state are ambiguous. Give each "
+                "actor its own name."
+            )
+        stages = replace_actor_handles(copy.deepcopy(state["stages"]), self._actors)
         for node, stage in self.stages.items():
-            stage.restore(stages[self.numbers[node]])
+            stage.restore(stages[self.node_indices[node]])
 
     def close(self, error: BaseException | None = None) -> None:
-        """End the iteration: its shards, threads and queues. The actors stay."""
+        """End the iteration: its shards, threads and queues. The actors stay alive."""
         if not self._closed:
             self._closed = True
-            self.news.wake()
-            close_all([*self.stages.values(), self.news], error)
-            self.tick(now=True)
-            self.tell("stop", **self.counts)
+            self.wakeups.wake()
+            close_all([*self.stages.values(), self.wakeups], error)
+            self.emit_counters(now=True)
+            self.emit("stop", **self.counts)
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:
-        # Not if the garbage collector came by in the middle of the engine's work: its messages would be mixed up.
-        if not (getattr(self, "_closed", True) or sys.is_finalizing() or self.news.engine.lock._is_owned()):
+        # Not while this thread holds the engine's lock: a garbage collection in the middle of the engine's work must
+        # not send messages.
+        if not (getattr(self, "_closed", True) or sys.is_finalizing() or self.wakeups.engine.lock._is_owned()):
             self.close()

@@ -6,36 +6,36 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from raceway.engine import make_engine
 from raceway.engine.base import Actor, Engine, Future
-from raceway.engine.inline import InlineEngine
 from raceway.errors import WaitTimeout
 
 
 class Caller(Protocol):
-    """Whoever has calls out."""
+    """An object with outstanding calls."""
 
     def awaited(self) -> tuple[list[Future[Any]], int] | None:
-        """Return calls that are out, and how many must be before it has news; None if others bring it some."""
+        """Return the outstanding calls, and how many must be done to wake the caller; None if others wake it."""
 
 
-class News(deque[Any]):
-    """Is not empty if something has happened. Whoever makes something happen appends to it."""
+class Wakeups(deque[Any]):
+    """A queue that is not empty if something has happened since the last wait. Callbacks append to it."""
 
     def __init__(self, actors: Sequence[Actor]) -> None:
         super().__init__()
-        self._own: InlineEngine | None = None if actors else InlineEngine()
+        self._own: Engine | None = None if actors else make_engine("inline")
         self.engine: Engine = self._own or actors[0].engine
-        """Where `wait` waits: with the actors, or if there are none by itself."""
+        """The engine in which `wait` blocks: that of the first actor or, without actors, a private one."""
         self.callers: list[Caller] = []
-        """Who has calls out whose results make news."""
+        """Objects whose finished calls cause wake-ups."""
 
     def wake(self, _: Any = None) -> None:
-        """Say that something has happened on a thread, or in an engine other than the one in which `wait` waits."""
+        """End a wait, from a thread or an engine other than the one in which `wait` blocks."""
         self.append(None)
-        self.engine.nudge()
+        self.engine.wake()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for news and forget them. Return whether there were any in time."""
+        """Wait for a wake-up and clear the queue. Return False on a timeout."""
         try:
             self.engine.block(self.__len__, timeout, self._awaited)
         except WaitTimeout:
@@ -44,13 +44,13 @@ class News(deque[Any]):
         return True
 
     def _awaited(self) -> tuple[list[Future[Any]], int] | None:
-        found = [caller.awaited() for caller in self.callers]
-        if len(busy := [one for one in found if one is None or one[0]]) == 1:
+        awaited = [caller.awaited() for caller in self.callers]
+        if len(busy := [calls for calls in awaited if calls is None or calls[0]]) == 1:
             return busy[0]
-        return None if None in busy else ([future for one in busy if one for future in one[0]], 1)
+        return None if None in busy else ([future for calls in busy if calls for future in calls[0]], 1)
 
     def close(self) -> None:
-        """Give back what was opened to wait with."""
+        """Close the private engine, if there is one."""
         self.callers.clear()
         if self._own is not None:
             self._own.close()

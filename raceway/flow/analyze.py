@@ -1,4 +1,4 @@
-"""Running a flow for a while, to see what every operator does and which is the bottleneck."""
+"""Run a flow for a while to measure every operator and name the bottleneck."""
 
 from __future__ import annotations
 
@@ -16,98 +16,101 @@ from raceway.flow.counters import Counters
 from raceway.formatting import format_count, format_duration
 
 if TYPE_CHECKING:
-    from raceway.flow.explain import Plan
+    from raceway.flow.explain import PlanView
 
-PATIENCE = 5.0
-"""Seconds to wait, when the time is up, for the items that shards have begun."""
+REPORT_TIMEOUT = 5.0
+"""Seconds to wait at the end for the counters of shards that still work on an item."""
 
 
 class _TimeUp(BaseException):
     """Ends a run that waits for its next item."""
 
 
-def run_for(flow: Any, plan: Plan, items: int | None, seconds: float | None) -> None:
-    """Run a flow for a while and note in the plan what it did."""
-    most = float("inf") if items is None else check_int("items", items)
+def run_and_measure(flow: Any, plan: PlanView, items: int | None, seconds: float | None) -> None:
+    """Run a flow for a number of items or seconds, and add the counters to the plan."""
+    max_items = float("inf") if items is None else check_int("items", items)
     if seconds is not None:
         check_positive("seconds", seconds)
-    for node in plan.boxes:
+    for node in plan.nodes:
         for actor in node.actors:
-            actor.ready.exception()  # starting it is not the flow's work; what is wrong with it the flow will say
-    begin = time.perf_counter()
+            actor.ready.exception()  # so that its start is not measured; if it failed, the flow raises the error
+    start = time.perf_counter()
     run = flow.start(measure=True)
-    recorder = Recorder(run)
+    recorder = CounterRecorder(run)
 
-    def look_at_clock(_: object) -> None:
-        late = seconds is not None and time.perf_counter() - begin >= seconds
-        if late and not run._closed:  # else it is told for the last time, and perhaps because something failed
-            leave()
+    def check_time(_: object) -> None:
+        late = seconds is not None and time.perf_counter() - start >= seconds
+        if late and not run._closed:  # the events of closing must not hide an error that closed the run
+            unsubscribe()
             raise _TimeUp
 
-    leave = run.subscribe(look_at_clock)
+    unsubscribe = run.subscribe(check_time)
     count = 0
     with run, suppress(StopIteration, _TimeUp):
-        while count < most and (seconds is None or time.perf_counter() - begin < seconds):
+        while count < max_items and (seconds is None or time.perf_counter() - start < seconds):
             next(run)
             count += 1
-        leave()
-    recorder.note(plan)
+        unsubscribe()
+    recorder.add_to(plan)
 
 
-class Recorder:
-    """Keeps the counters of a run. Parts that end take theirs along, so it looks just before."""
+class CounterRecorder:
+    """Keeps the latest counters of a run. Shards take theirs along when they end, so they are read just before."""
 
     def __init__(self, run: Any) -> None:
         self.run = run
-        self.begin = time.perf_counter()
+        self.start = time.perf_counter()
         self.latest: dict[str, Counters] = {}
-        self.silent: set[Any] = set()
-        """Shards that did not answer in the end."""
+        self.unresponsive: set[Any] = set()
+        """Shards that did not answer in time."""
         for stage in run.stages.values():
-            if hasattr(stage, "lanes"):
-                stage.close = partial(self._closing, stage.close)
+            if hasattr(stage, "shards"):
+                stage.close = partial(self._read_and_close, stage.close)
 
-    def _closing(self, close: Callable[[], None]) -> None:
-        self.look()
+    def _read_and_close(self, close: Callable[[], None]) -> None:
+        self.read()
         close()
 
-    def look(self) -> None:
-        """Ask every shard that is there for its counters, and keep what is known."""
-        lanes = [lane for stage in self.run.stages.values() for lane in getattr(stage, "lanes", ())]
-        asked = {lane: lane.ask("report") for lane in lanes if lane.reachable and lane not in self.silent}
-        until = time.perf_counter() + PATIENCE
-        for lane, future in asked.items():
+    def read(self) -> None:
+        """Request the counters of every reachable shard, and store them."""
+        shards = [shard for stage in self.run.stages.values() for shard in getattr(stage, "shards", ())]
+        futures = {
+            shard: shard.call("report") for shard in shards if shard.reachable and shard not in self.unresponsive
+        }
+        deadline = time.perf_counter() + REPORT_TIMEOUT
+        for shard, future in futures.items():
             try:
-                lane.reports[-1] = future.result(max(0.0, until - time.perf_counter())) or lane.reports[-1]
-            except RacewayError:  # it has died, or works on an item for very long: what it told last stays
-                self.silent.add(lane)
+                shard.reports[-1] = future.result(max(0.0, deadline - time.perf_counter())) or shard.reports[-1]
+            except RacewayError:  # it has died, or works on a long item: its last report stays
+                self.unresponsive.add(shard)
         for name, counters in self.run.counters().items():
             self.latest[name] = max(counters, self.latest.get(name, counters))  # they only ever grow
 
-    def note(self, plan: Plan) -> None:
-        """Write into the plan what every operator did, and which was the bottleneck."""
-        self.look()
-        seconds = time.perf_counter() - self.begin
-        lanes: dict[Node, set[int]] = defaultdict(set)
+    def add_to(self, plan: PlanView) -> None:
+        """Add the counters, the bottleneck and a summary to a plan."""
+        self.read()
+        seconds = time.perf_counter() - self.start
+        workers: dict[Node, set[int]] = defaultdict(set)
         for stage in self.run.stages.values():
-            for lane in getattr(stage, "lanes", ()):
-                shared = lane.engine if lane.engine.name == "inline" else lane.actor  # inline, all are on one thread
-                for node in lane.plan.nodes:
-                    lanes[node].add(id(shared))
-        for node, box in plan.boxes.items():
-            if node in lanes or hasattr(self.run.stages.get(node), "meter"):
-                box.counters, box.seconds = self.latest[f"{self.run.numbers[node]}:{node.label}"], seconds
-                box.num_lanes = max(1, len(lanes[node]))
-        outside = self.run.outside / seconds
-        busiest = max(plan.boxes.values(), key=lambda box: box.utilisation)
-        plan.bottleneck = busiest if busiest.utilisation >= outside else None
-        name, part = "the program that reads the flow", outside
+            for shard in getattr(stage, "shards", ()):
+                worker = shard.engine if shard.engine.name == "inline" else shard.actor  # inline: all on one thread
+                for node in shard.spec.nodes:
+                    workers[node].add(id(worker))
+        for node, view in plan.nodes.items():
+            if node in workers or hasattr(self.run.stages.get(node), "meter"):
+                view.counters, view.seconds = self.latest[f"{self.run.node_indices[node]}:{node.label}"], seconds
+                view.num_workers = max(1, len(workers[node]))
+        consumer_part = self.run.consumer_seconds / seconds
+        busiest = max(plan.nodes.values(), key=lambda view: view.utilisation)
+        plan.bottleneck = busiest if busiest.utilisation >= consumer_part else None
+        name, part = "the program that reads the flow", consumer_part
         if plan.bottleneck is not None:
             name, part = f"{busiest.label} ({busiest.place}, added at {busiest.where})", busiest.utilisation
-        plan.verdict = f"Ran for {format_duration(seconds)}. Bottleneck: {name}, busy {part:.0%} of the time."
+        plan.summary = f"Ran for {format_duration(seconds)}. Bottleneck: {name}, busy {part:.0%} of the time."
         if part < 0.5:
-            plan.verdict += " The rest went into waiting and into the flow itself."
-        if self.silent:
-            plan.verdict += (
-                f" Some work is missing here: {format_count(len(self.silent), 'shard')} did not answer in the end."
+            plan.summary += " The rest is waiting and overhead of the flow."
+        if self.unresponsive:
+            plan.summary += (
+                f" The counters are incomplete: {format_count(len(self.unresponsive), 'shard')} did not answer at the"
+                " end."
             )

@@ -1,4 +1,4 @@
-"""Counters of a running flow, and the events made of them."""
+"""Counters of a running flow, and the events that report them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from raceway.engine.base import Actor
-from raceway.flow._graph import Envelope, Item, Seal, unsealed
+from raceway.flow._graph import Envelope, Item, LazyEnvelope, resolve_envelope
 
 _log = logging.getLogger(__name__)
 
-Figures = tuple[int, float, float, int, int, int, int]
+CounterValues = tuple[int, float, float, int, int, int, int]
+"""The fields of `Counters`, as they are sent from a shard to the driver."""
 
 
 class Meter:
-    """What one operator has done so far, where it runs."""
+    """Counts the work of one operator, in the process where it runs."""
 
     __slots__ = ("busy", "bytes", "items", "lag_count", "lag_max", "lag_sum", "measure", "newest", "waiting")
 
@@ -30,9 +31,9 @@ class Meter:
         self.lag_sum = self.lag_count = 0
         self.lag_max = -1
         self.measure = measure
-        """Whether to look into the items too."""
+        """Whether to measure the size and staleness of items too."""
         self.newest = newest
-        """Returns the newest version that was sent to an actor; in the driver."""
+        """Returns the newest version that was sent to an actor. Only in the driver."""
 
     def count(self, item: Item, seconds: float) -> None:
         """Count an item and the time it took."""
@@ -40,23 +41,23 @@ class Meter:
         self.busy += seconds
         if self.measure:
             self.bytes += size_of(item[0])
-            self.saw(item[1])
+            self.count_lag(item[1])
 
-    def saw(self, seal: Seal) -> None:
-        """Note how far an item's version is behind the newest."""
-        version = seal.version if type(seal) is Envelope else unsealed(seal).version
+    def count_lag(self, envelope: LazyEnvelope) -> None:
+        """Count how many versions an item is behind the newest."""
+        version = envelope.version if type(envelope) is Envelope else resolve_envelope(envelope).version
         if version is not None and self.newest is not None:
             lag = max(0, (self.newest() or 0) - version)
             self.lag_sum += lag
             self.lag_count += 1
             self.lag_max = max(self.lag_max, lag)
 
-    def set(self, figures: Figures) -> None:
-        """Take over the counters from where it runs."""
-        self.items, self.busy, self.waiting, self.bytes, self.lag_sum, self.lag_count, self.lag_max = figures
+    def set_values(self, values: CounterValues) -> None:
+        """Replace the counters by those of an operator that runs elsewhere."""
+        self.items, self.busy, self.waiting, self.bytes, self.lag_sum, self.lag_count, self.lag_max = values
 
-    def figures(self) -> Figures:
-        """Return the counters as they travel."""
+    def values(self) -> CounterValues:
+        """Return the counters as a tuple."""
         return self.items, self.busy, self.waiting, self.bytes, self.lag_sum, self.lag_count, self.lag_max
 
 
@@ -66,41 +67,41 @@ def newest_version(actors: Iterable[Actor]) -> int | None:
 
 
 class Counters(NamedTuple):
-    """What one operator, on however many shards, has done so far."""
+    """The work of one operator so far, summed over its shards."""
 
     items: int = 0
-    """Items taken in; of a source or gather: given out."""
+    """Items received; for a source or gather, items produced."""
     busy: float = 0.0
-    """Seconds it worked, over all shards."""
+    """Seconds of work, summed over the shards."""
     waiting: float = 0.0
-    """Seconds it had nothing to do: shards that nobody asked, a gather or queue that was waited for."""
+    """Seconds without work: for a shard, without a request; for a gather or queue, while the driver waited for it."""
     bytes: int = 0
-    """Size of the items. Of a gather what really came; of others an estimate, made only while measuring."""
+    """Size of the items. For a gather, the bytes received; for others an estimate, made only with `measure`."""
     lag_sum: int = 0
-    """Versions behind the newest, summed over the items that have one."""
+    """Versions behind the newest, summed over the items that have a version."""
     lag_count: int = 0
-    """How many those are."""
+    """Items that have a version."""
     lag_max: int = -1
-    """The most that one was behind; -1 if no versions were seen."""
+    """The largest number of versions behind the newest; -1 if no item had a version."""
 
     @property
     def staleness(self) -> float | None:
-        """The mean number of versions that an item is behind the newest; None without versions."""
+        """The mean number of versions that items are behind the newest; None if no item had a version."""
         return None if self.lag_max < 0 else self.lag_sum / self.lag_count
 
     @classmethod
-    def total(cls, parts: Iterable[Figures]) -> Counters:
-        """Add up the figures of several shards, or of several lives of one."""
+    def total(cls, parts: Iterable[CounterValues]) -> Counters:
+        """Sum the counters of several shards, or of one shard before and after a restart."""
         columns: list[Any] = list(zip(*parts, strict=True))
         return cls._make([*map(sum, columns[:-1]), max(columns[-1])]) if columns else cls()
 
 
 class Event(NamedTuple):
-    """Something that the subscribers of a run are told.
+    """An event that the subscribers of a run receive.
 
-    Kinds: `start` and `stop`; `counters`, every so often, of every node; `items`, just before, with one
-    `(gather, shard, sequence, begun, done)` for every item that came from a shard; and of shards `restarted`, `dropped`
-    and `failed`.
+    Kinds: `start` and `stop`; `counters` of every node, several times a second; `items`, just before them, with a tuple
+    `(gather, shard, sequence, begun, done)` for every item that arrived from a shard; `restarted`, `dropped` and
+    `failed`, each for one shard.
     """
 
     kind: str
@@ -111,96 +112,95 @@ class Event(NamedTuple):
 
 Subscriber = Callable[[Event], None]
 
-TELL_SECONDS = 0.25
-"""How often subscribers are told the counters."""
+EVENT_INTERVAL = 0.25
+"""Seconds between two `counters` events."""
 
 
-class Observed:
-    """What can be seen of a run: its counters, and events for subscribers."""
+class Observable:
+    """The part of a run that can be watched: its counters, and events for subscribers."""
 
     nodes: list[Any]
-    numbers: dict[Any, int]
+    node_indices: dict[Any, int]
     stages: dict[Any, Any]
 
     def __init__(self) -> None:
-        self.observed = False
-        """Whether anybody listens."""
+        self.has_subscribers = False
         self.counts: Counter[str] = Counter()
-        """How many shards were `restarted` and `dropped`, and how many items `lost` by it."""
-        self.outside = 0.0
-        """Seconds spent by whoever reads the flow."""
+        """Shards that were `restarted`, `dropped` or `failed`, and items `lost` by it."""
+        self.consumer_seconds = 0.0
+        """Seconds spent in the program that reads the flow."""
         self._subscribers: list[Subscriber] = []
-        self._arrived: list[tuple[int, int, int, float, float]] = []
-        self._due = 0.0
+        self._arrivals: list[tuple[int, int, int, float, float]] = []
+        self._next_counters = 0.0
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
-        """Tell `subscriber(event)` what happens from now on (see `Event`); returns a function that ends it."""
+        """Call `subscriber(event)` for every event from now on (see `Event`). Return a function that unsubscribes."""
         self._subscribers.append(subscriber)
-        self.observed = True
-        nodes = [{"label": node.label, "parallel": node.parallel, "where": node.step.where} for node in self.nodes]
+        self.has_subscribers = True
+        nodes = [{"label": node.label, "parallel": node.parallel, "where": node.spec.where} for node in self.nodes]
         subscriber(Event("start", time.time(), {"nodes": nodes}))
 
-        def leave() -> None:
+        def unsubscribe() -> None:
             if subscriber in self._subscribers:
                 self._subscribers.remove(subscriber)
-            self.observed = bool(self._subscribers)
+            self.has_subscribers = bool(self._subscribers)
 
-        return leave
+        return unsubscribe
 
-    def tell(self, kind: str, **data: Any) -> None:
-        """Tell everybody at once."""
+    def emit(self, kind: str, **data: Any) -> None:
+        """Send an event to all subscribers."""
         event = Event(kind, time.time(), data)
         for subscriber in list(self._subscribers):
             try:
                 subscriber(event)
-            except Exception:  # it is not the flow's fault, and must not become its trouble
-                _log.exception("a subscriber failed, and is told nothing more")
+            except Exception:  # an error in a subscriber must not end the flow
+                _log.exception("a subscriber failed and is unsubscribed")
                 self._subscribers.remove(subscriber)
-                self.observed = bool(self._subscribers)
+                self.has_subscribers = bool(self._subscribers)
 
-    def happened(self, kind: str, lane: Any, error: BaseException, lost: int) -> None:
-        """Count, log and tell what was done about a shard that failed."""
-        self.counts.update({kind: 1, "lost": lost})
-        _log.warning("shard %s on %s %s: %s", lane.index, lane.actor.name, kind, str(error).partition("\n")[0])
-        self.tell(kind, shard=lane.index, actor=lane.actor.name, error=str(error), lost=lost)
+    def report_failure(self, outcome: str, shard: Any, error: BaseException, num_lost: int) -> None:
+        """Count, log and emit how the failure of a shard was handled."""
+        self.counts.update({outcome: 1, "lost": num_lost})
+        _log.warning("shard %s on %s %s: %s", shard.index, shard.actor.name, outcome, str(error).partition("\n")[0])
+        self.emit(outcome, shard=shard.index, actor=shard.actor.name, error=str(error), lost=num_lost)
 
-    def tick(self, *, now: bool = False) -> None:
-        """Tell the counters if it is time to, or now."""
-        if self.observed:
+    def emit_counters(self, *, now: bool = False) -> None:
+        """Send the counters to the subscribers, if it is time to or with `now`."""
+        if self.has_subscribers:
             clock = time.perf_counter()
-            if now or clock >= self._due:
-                self._due = clock + TELL_SECONDS
-                items, self._arrived = self._arrived, []
+            if now or clock >= self._next_counters:
+                self._next_counters = clock + EVENT_INTERVAL
+                items, self._arrivals = self._arrivals, []
                 if items:
-                    self.tell("items", items=items)
-                self.tell("counters", nodes=self.counters())
+                    self.emit("items", items=items)
+                self.emit("counters", nodes=self.counters())
 
-    def arrived(self, lane: Any, envelope: Envelope) -> None:
-        """Note an item that came from a shard, for the subscribers."""
-        self._arrived.append((lane.gather, lane.index, envelope.sequence, envelope.begun, envelope.done))
+    def record_arrival(self, shard: Any, envelope: Envelope) -> None:
+        """Record an item that arrived from a shard, for the next `items` event."""
+        self._arrivals.append((shard.gather, shard.index, envelope.sequence, envelope.begun, envelope.done))
 
     def counters(self) -> dict[str, Counters]:
-        """Return what every operator has done so far; of shards, as far as they have told."""
-        rows: dict[Any, list[Figures]] = {node: [] for node in self.nodes}
+        """Return the counters of every operator; those of shards as of their last report."""
+        rows: dict[Any, list[CounterValues]] = {node: [] for node in self.nodes}
         for node, stage in self.stages.items():
             if hasattr(stage, "meter"):
-                rows[node].append(stage.meter.figures())
-            for lane in getattr(stage, "lanes", ()):
-                for report in lane.reports:
-                    for inner, figures in zip(lane.plan.nodes, report, strict=False):
-                        rows[inner].append(figures)
-        return {f"{self.numbers[node]}:{node.label}": Counters.total(figures) for node, figures in rows.items()}
+                rows[node].append(stage.meter.values())
+            for shard in getattr(stage, "shards", ()):
+                for report in shard.reports:
+                    for shard_node, values in zip(shard.spec.nodes, report, strict=False):
+                        rows[shard_node].append(values)
+        return {f"{self.node_indices[node]}:{node.label}": Counters.total(values) for node, values in rows.items()}
 
 
 def size_of(value: Any, depth: int = 4) -> int:
-    """Return about how many bytes a value takes.
+    """Return the approximate size of a value in bytes.
 
     >>> size_of({"a": b"1234", "b": [b"12", b"34"]})
     10
     """
-    found = getattr(value, "nbytes", None)
-    if isinstance(found, int):
-        return found
+    nbytes = getattr(value, "nbytes", None)
+    if isinstance(nbytes, int):
+        return nbytes
     if isinstance(value, (bytes, bytearray, str)):
         return len(value)
     if depth and isinstance(value, Mapping):

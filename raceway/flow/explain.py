@@ -1,4 +1,4 @@
-"""What a flow is and what it does: its plan as text, Mermaid or SVG, with counters and the bottleneck if it is run.
+"""Show a flow: its plan as text, Mermaid or SVG, with counters and the bottleneck if it is run.
 
 print(flow)                                  # the plan
 flow.explain("svg", path="plan.svg")
@@ -22,20 +22,21 @@ from raceway.engine.base import Actor
 from raceway.errors import ConfigError
 from raceway.flow import render
 from raceway.flow._graph import Node, walk
-from raceway.flow.analyze import run_for
+from raceway.flow.analyze import run_and_measure
 from raceway.flow.counters import Counters
 from raceway.formatting import format_bytes, format_count, format_duration, format_number
 
 FORMATS = ("text", "mermaid", "svg")
+_MAX_SEARCHED = 1000  # items of a collection that are searched for actors: a large one is a store of data
 
 
-class Explained:
-    """What both kinds of stream can tell of themselves."""
+class Explainable:
+    """Base of both kinds of stream: shows the plan that ends in a node."""
 
     _node: Node
 
     def __repr__(self) -> str:
-        return Plan(self._node).text()
+        return PlanView(self._node).text()
 
     def explain(
         self,
@@ -46,57 +47,57 @@ class Explained:
         seconds: float | None = None,
         path: str | os.PathLike[str] | None = None,
     ) -> str:
-        """Return the plan; with `analyze`, run it for a while and return what every operator did, and the bottleneck.
+        """Return the plan. With `analyze`, run it for a while and add the counters and the bottleneck.
 
         Args:
             format: `text`, `mermaid`, or `svg`.
-            analyze: run the flow, from its source. What it does, such as training, it really does.
-            items: end the run after so many items.
-            seconds: end it after so much time. Without either, 100 items or 10 seconds, whichever is first.
-            path: a file to write it to as well.
+            analyze: run the flow, from its source. Its effects, such as training, are real.
+            items: stop after this many items.
+            seconds: stop after this time. The default is 100 items or 10 seconds, whichever is first.
+            path: a file to write the plan to as well.
         """
         if format not in FORMATS:
             raise unknown_name("format of a plan", format, FORMATS)
         if not analyze and (items is not None or seconds is not None):
-            raise ConfigError("items and seconds say how long to run the flow, which only analyze=True does")
-        plan = Plan(self._node)
+            raise ConfigError("items and seconds limit a run of the flow. Use them with analyze=True.")
+        plan = PlanView(self._node)
         if analyze:
             if self._node.parallel:
-                raise ConfigError(
-                    f"a ParIter is many streams, and is not run by itself. Gather it first to analyze it: {self._node}"
-                )
+                raise ConfigError(f"a ParIter cannot be run by itself. Gather it first to analyze it: {self._node}")
             if items is None and seconds is None:
                 items, seconds = 100, 10.0
-            run_for(self, plan, items, seconds)
-        shown = plan.text() if format == "text" else render.mermaid(plan) if format == "mermaid" else render.svg(plan)
+            run_and_measure(self, plan, items, seconds)
+        rendered = (
+            plan.text() if format == "text" else render.mermaid(plan) if format == "mermaid" else render.svg(plan)
+        )
         if path is not None:
-            Path(path).write_text(shown + "\n", encoding="utf-8")
-        return shown
+            Path(path).write_text(rendered + "\n", encoding="utf-8")
+        return rendered
 
 
 @dataclass(eq=False)
-class Box:
-    """What is shown of one operator, or of actors that get messages and are no part of the plan."""
+class NodeView:
+    """An operator as it is shown, or actors outside the plan that receive messages."""
 
     label: str
     place: str
     kind: str
-    """`parallel`, `driver`, `apart` (on a thread or an actor of its own), or `actors`."""
+    """`parallel`, `driver`, `offloaded` (on a dedicated thread or actor), or `actors`."""
     where: str = ""
     counters: Counters | None = None
-    """What it did, if it was run and does anything."""
+    """Its counters, if the flow was run and the operator has any."""
     seconds: float = 0.0
-    """How long it was run for."""
-    num_lanes: int = 1
-    """How many of it can work at the same time."""
+    """Duration of the run."""
+    num_workers: int = 1
+    """How many instances of it can work at the same time."""
 
     @property
     def utilisation(self) -> float:
-        """The part of the time that it was at work."""
-        return self.counters.busy / (self.seconds * self.num_lanes) if self.counters and self.seconds else 0.0
+        """Fraction of the time that it was busy."""
+        return self.counters.busy / (self.seconds * self.num_workers) if self.counters and self.seconds else 0.0
 
-    def figures(self) -> tuple[str, ...]:
-        """Return the counters for people to read: items, items/s, busy, waiting, bytes, staleness."""
+    def format_counters(self) -> tuple[str, ...]:
+        """Return the counters as text: items, items/s, busy, waiting, bytes, staleness."""
         if self.counters is None:
             return ("",) * 6
         counters, lag = self.counters, self.counters.staleness
@@ -111,104 +112,109 @@ class Box:
 
 
 class Edge(NamedTuple):
-    """An arrow from one box to another."""
+    """An arrow from one node to another."""
 
-    start: Box
-    end: Box
+    start: NodeView
+    end: NodeView
     kind: str
-    """`in step`, `asynchronous` or `message`."""
+    """`synchronous`, `asynchronous` or `message`."""
     name: str = ""
-    """Of the branch."""
+    """Name of the branch."""
 
 
 @dataclass
-class Plan:
-    """A plan as it is shown: boxes, sources first, and arrows. A branch of a split is the name of an arrow."""
+class PlanView:
+    """A plan as it is shown: nodes, sources first, and edges. A branch of a split is the name of an edge."""
 
     root: Node
-    boxes: dict[Node, Box] = field(default_factory=dict)
-    others: list[Box] = field(default_factory=list)
-    """Actors that are sent messages and are no part of the plan."""
+    nodes: dict[Node, NodeView] = field(default_factory=dict)
+    outside_actors: list[NodeView] = field(default_factory=list)
+    """Actors that receive messages and are not part of the plan."""
     edges: list[Edge] = field(default_factory=list)
-    verdict: str = ""
-    bottleneck: Box | None = None
+    summary: str = ""
+    """Of a run: its duration and the bottleneck."""
+    bottleneck: NodeView | None = None
 
     def __post_init__(self) -> None:
         for node in walk(self.root):
             if node.kind == "branch" and node is not self.root:
                 continue
-            box = self.boxes[node] = Box(node.label, *_place(node), os.path.basename(node.step.where))
-            kind = "asynchronous" if _is_asynchronous(node) else "in step"
-            names = node.step.settings.get("inputs", [""] * len(node.parents))
+            view = self.nodes[node] = NodeView(node.label, *_place_and_kind(node), os.path.basename(node.spec.where))
+            kind = "asynchronous" if _is_asynchronous(node) else "synchronous"
+            names = node.spec.settings.get("inputs", [""] * len(node.parents))
             for name, parent in zip(names, node.parents, strict=True):
                 if parent.kind == "branch":
                     branch = parent.label[len("branch(") : -1]
                     name = branch if name in ("", branch) or name.isdigit() else f"{branch} → {name}"
                     parent = parent.parents[0]
-                self.edges.append(Edge(self.boxes[parent], box, kind, name))
+                self.edges.append(Edge(self.nodes[parent], view, kind, name))
         self._add_messages()
 
     def _add_messages(self) -> None:
-        strangers: dict[frozenset[Actor], Box] = {}
-        for node, box in self.boxes.items():
-            sent = dict.fromkeys(actors_in(node.step.settings.get("function")))
-            known = [other for other in self.boxes if other is not node and not sent.keys().isdisjoint(other.actors)]
-            self.edges += [Edge(box, self.boxes[other], "message") for other in known]
-            rest = [actor for actor in sent if not any(actor in other.actors for other in known)]
+        outside: dict[frozenset[Actor], NodeView] = {}
+        for node, view in self.nodes.items():
+            receivers = dict.fromkeys(actors_in(node.spec.settings.get("function")))
+            in_plan = [
+                other for other in self.nodes if other is not node and not receivers.keys().isdisjoint(other.actors)
+            ]
+            self.edges += [Edge(view, self.nodes[other], "message") for other in in_plan]
+            rest = [actor for actor in receivers if not any(actor in other.actors for other in in_plan)]
             if rest:
                 names = ", ".join(actor.name for actor in rest[:3]) + (", …" if len(rest) > 3 else "")
-                other = strangers.setdefault(frozenset(rest), Box(names, format_count(len(rest), "actor"), "actors"))
-                self.edges.append(Edge(box, other, "message"))
-        self.others = list(strangers.values())
+                actors_view = NodeView(names, format_count(len(rest), "actor"), "actors")
+                self.edges.append(Edge(view, outside.setdefault(frozenset(rest), actors_view), "message"))
+        self.outside_actors = list(outside.values())
 
     def text(self) -> str:
         """Return the plan as a tree, from the result down to the sources."""
         head = ("", "", "", "items", "items/s", "busy", "waiting", "bytes", "staleness", "")
-        rows = [*([head] if self.verdict else []), *self._rows(self.boxes[self.root], "", "", set())]
+        rows = [*([head] if self.summary else []), *self._rows(self.nodes[self.root], "", "", set())]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        shown = []
+        lines = []
         for row in rows:
             cells = [
-                cell.rjust(width) if 3 <= place < 9 else cell.ljust(width)
-                for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+                cell.rjust(width) if 3 <= column < 9 else cell.ljust(width)
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
                 if width
             ]
-            shown.append("  ".join(cells).rstrip())
+            lines.append("  ".join(cells).rstrip())
         if any(edge.kind == "asynchronous" for edge in self.edges):
-            shown.append("─ in step  ~ asynchronous")
-        return "\n".join([*shown, self.verdict] if self.verdict else shown)
+            lines.append("─ synchronous  ~ asynchronous")
+        return "\n".join([*lines, self.summary] if self.summary else lines)
 
-    def _rows(self, box: Box, lead: str, below: str, seen: set[Box]) -> Iterator[tuple[str, ...]]:
-        if box in seen:
-            yield (f"{lead}{box.label}, as above", *("",) * 9)
+    def _rows(self, view: NodeView, lead: str, child_lead: str, seen: set[NodeView]) -> Iterator[tuple[str, ...]]:
+        if view in seen:
+            yield (f"{lead}{view.label}, as above", *("",) * 9)
             return
-        seen.add(box)
-        sent = ", ".join(edge.end.label for edge in self.edges if edge.start is box and edge.kind == "message")
-        yield lead + box.label, box.place, box.where, *box.figures(), f"messages to {sent}" if sent else ""
-        feeding = [edge for edge in self.edges if edge.end is box and edge.kind != "message"]
-        for edge in feeding:
-            last = edge is feeding[-1]
+        seen.add(view)
+        receivers = ", ".join(edge.end.label for edge in self.edges if edge.start is view and edge.kind == "message")
+        messages = f"messages to {receivers}" if receivers else ""
+        yield lead + view.label, view.place, view.where, *view.format_counters(), messages
+        inputs = [edge for edge in self.edges if edge.end is view and edge.kind != "message"]
+        for edge in inputs:
+            last = edge is inputs[-1]
             corner = ("└" if last else "├") + ("~ " if edge.kind == "asynchronous" else "─ ")
             name = f"{edge.name}: " if edge.name else ""
-            yield from self._rows(edge.start, f"{below}{corner}{name}", below + ("   " if last else "│  "), seen)
+            below = child_lead + ("   " if last else "│  ")
+            yield from self._rows(edge.start, f"{child_lead}{corner}{name}", below, seen)
 
 
-def _place(node: Node) -> tuple[str, str]:
-    """Return where a node runs, in words and as a kind of box."""
+def _place_and_kind(node: Node) -> tuple[str, str]:
+    """Return where a node runs, as text and as the `kind` of its view."""
     if node.parallel:
-        from raceway.flow._par_iter import shards_of  # here, because streams are built upon this module
+        from raceway.flow._par_iter import shard_specs  # here, because streams import this module
 
-        shards = shards_of(node)
+        shards = shard_specs(node)
         num_actors = len({shard.actor for shard in shards})
         return f"{format_count(len(shards), 'shard')} on {format_count(num_actors, 'actor')}", "parallel"
-    if "room" in node.step.settings:
-        return (f"actor {node.actors[0].name}" if node.actors else "thread"), "apart"
+    if "max_in_flight" in node.spec.settings:
+        return (f"actor {node.actors[0].name}" if node.actors else "thread"), "offloaded"
     return "driver", "driver"
 
 
 def _is_asynchronous(node: Node) -> bool:
-    """Whether a node does not keep step with what feeds it."""
-    return node.kind in ("gather_async", "queue", "union_async") or "room" in node.step.settings
+    """Whether a node reads its inputs independently of when it is read itself."""
+    return node.kind in ("gather_async", "queue", "union_async") or "max_in_flight" in node.spec.settings
 
 
 def actors_in(value: Any, depth: int = 5, seen: set[int] | None = None) -> Iterator[Actor]:
@@ -223,13 +229,13 @@ def actors_in(value: Any, depth: int = 5, seen: set[int] | None = None) -> Itera
 
 
 def _parts(value: Any) -> Iterable[Any]:
-    """Return what a value is made of, as far as actors may be in it."""
-    if isinstance(value, (str, bytes, int, float, type, ModuleType, Explained)) or hasattr(type(value), "spawn"):
-        return ()  # an engine knows every actor: that says nothing about who is sent messages
+    """Return the parts of a value that may hold actors."""
+    if isinstance(value, (str, bytes, int, float, type, ModuleType, Explainable)) or hasattr(type(value), "spawn"):
+        return ()  # an engine holds every actor, which says nothing about the receivers of messages
     if isinstance(value, dict):
-        return islice(value.values(), 1000)  # a store of data may be large, and has no actors in it
+        return islice(value.values(), _MAX_SEARCHED)
     if isinstance(value, (list, tuple, set, frozenset)):
-        return islice(value, 1000)
+        return islice(value, _MAX_SEARCHED)
     parts = list(getattr(value, "__dict__", {}).values())
     if isinstance(value, partial):
         parts += [value.func, value.args, value.keywords]
@@ -237,36 +243,37 @@ def _parts(value: Any) -> Iterable[Any]:
         parts += [value.__defaults__, value.__kwdefaults__]
         parts += [value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__]
         for cell in value.__closure__ or ():
-            with suppress(ValueError):  # it is not filled yet
+            with suppress(ValueError):  # an empty cell
                 parts.append(cell.cell_contents)
     elif hasattr(value, "__self__"):
         parts += [value.__self__, getattr(value, "__func__", None)]
     return parts
 
 
-def why_stuck(nodes: Sequence[Node], blocked: Iterable[Any]) -> str:
-    """Say why a flow cannot go on: a split whose branches are read at different paces, or limits that hold up all."""
+def describe_deadlock(nodes: Sequence[Node], blocked: Iterable[Any]) -> str:
+    """Return why a flow cannot continue: branches of a split read at different rates, or rate limits that block all."""
     reasons: dict[str, None] = {}
     for stage in blocked:
-        if hasattr(stage, "limits"):
-            held = [repr(one.name) for one in stage.open if stage.holds(one)]
-            if held:
-                reasons[f"rate limits of {stage.node} hold up {', '.join(held)}"] = None
+        if hasattr(stage, "limiter"):
+            limited = [repr(branch.name) for branch in stage.open if stage.is_limited(branch)]
+            if limited:
+                reasons[f"the rate limits of {stage.node} block {', '.join(limited)}"] = None
             continue
         name = max(stage.queues, key=lambda name: len(stage.queues[name]))
-        read = any(node.parents == (stage.node,) and node.label == f"branch({name})" for node in nodes)
+        is_read = any(node.parents == (stage.node,) and node.label == f"branch({name})" for node in nodes)
         reasons[
-            f"branch {name!r} of {stage.node}, {'' if read else 'which nobody reads in this flow, '}is "
-            f"{stage.backlog} items behind, and another branch needs more before it can give one. Read them at the "
-            f"same pace (union_async, or weights that fit), or split with a buffer of more than {stage.buffer}"
+            f"branch {name!r} of {stage.node}, {'' if is_read else 'which is not read in this flow, '}is "
+            f"{stage.backlog} items behind, and another branch needs more items before it can produce one. Read the "
+            f"branches at the same rate (union_async, or weights to match), or split with a buffer of more than "
+            f"{stage.buffer}"
         ] = None
-    return f"the flow cannot go on: {'; '.join(reasons)}."
+    return f"the flow cannot continue: {'; '.join(reasons)}."
 
 
-def name_of(function: Any) -> str:
-    """Return what a plan calls an operator.
+def callable_name(function: Any) -> str:
+    """Return the name of a function, or of the class of another object, for labels.
 
-    >>> name_of(str.upper), name_of(lambda x: x)
+    >>> callable_name(str.upper), callable_name(lambda x: x)
     ('upper', '<lambda>')
     """
     while hasattr(function, "func"):  # a partial

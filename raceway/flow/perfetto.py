@@ -1,4 +1,4 @@
-"""Events of a run as a trace that Perfetto and chrome://tracing show.
+"""Write the events of a run as a trace for Perfetto and chrome://tracing.
 
 with TraceWriter("trace.json") as writer, flow.start() as run:
     run.subscribe(writer)
@@ -19,9 +19,9 @@ _MICRO = 1e6
 
 
 class TraceWriter:
-    """A subscriber that writes a trace as it goes: one track a shard with a slice an item, counters, and failures.
+    """A subscriber that writes a trace: a track per shard with a slice per item, counters, and failures.
 
-    A trace whose program was killed is still readable: viewers do not need the end of the list.
+    The trace of a program that was killed is still readable: viewers do not need the end of the list.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -32,7 +32,7 @@ class TraceWriter:
         self._last: dict[str, tuple[float, int]] = {}
 
     def __call__(self, event: Event) -> None:
-        """Write what an event tells."""
+        """Write an event."""
         if event.kind == "start":
             self._labels = [node["label"] for node in event.data["nodes"]]
             self._write({"ph": "M", "pid": _DRIVER, "name": "process_name", "args": {"name": "driver"}})
@@ -41,8 +41,8 @@ class TraceWriter:
         elif event.kind == "counters":
             self._write_counters(event)
         else:
-            scope = {"ph": "i", "pid": _DRIVER, "tid": 0, "s": "g", "ts": event.time * _MICRO}
-            self._write({**scope, "name": event.kind, "args": dict(event.data)})
+            base = {"ph": "i", "pid": _DRIVER, "tid": 0, "s": "g", "ts": event.time * _MICRO}
+            self._write({**base, "name": event.kind, "args": dict(event.data)})
 
     def _write_items(self, items: list[tuple[int, int, int, float, float]]) -> None:
         rows = []
@@ -51,20 +51,20 @@ class TraceWriter:
                 self._tracks.add((gather, shard))
                 name = self._labels[gather] if gather < len(self._labels) else f"gather {gather}"
                 self._write({"ph": "M", "pid": 1 + gather, "name": "process_name", "args": {"name": name}})
-                named = {"ph": "M", "pid": 1 + gather, "tid": shard, "name": "thread_name"}
-                self._write({**named, "args": {"name": f"shard {shard}"}})
-            length = max(done - begun, 0.0) * _MICRO
-            # Put together by hand: there is one for every item, and json.dumps of each would be the largest cost.
+                track = {"ph": "M", "pid": 1 + gather, "tid": shard, "name": "thread_name"}
+                self._write({**track, "args": {"name": f"shard {shard}"}})
+            duration = max(done - begun, 0.0) * _MICRO
+            # Formatted by hand: there is a row for every item, and json.dumps would be the largest cost.
             rows.append(
                 f'{{"ph":"X","pid":{1 + gather},"tid":{shard},"name":"item {sequence}",'
-                f'"ts":{begun * _MICRO:.1f},"dur":{length:.1f}}},\n'
+                f'"ts":{begun * _MICRO:.1f},"dur":{duration:.1f}}},\n'
             )
         self._file.write("".join(rows))
 
     def _write_counters(self, event: Event) -> None:
         for name, counters in event.data["nodes"].items():
-            before, items = self._last.get(name, (event.time, 0))
-            rate = (counters.items - items) / (event.time - before) if event.time > before else 0.0
+            last_time, last_items = self._last.get(name, (event.time, 0))
+            rate = (counters.items - last_items) / (event.time - last_time) if event.time > last_time else 0.0
             self._last[name] = (event.time, counters.items)
             row = {"ph": "C", "pid": _DRIVER, "name": name, "ts": event.time * _MICRO}
             self._write({**row, "args": {"items/s": round(rate, 3)}})
@@ -73,7 +73,7 @@ class TraceWriter:
         self._file.write(json.dumps(row) + ",\n")
 
     def close(self) -> None:
-        """Finish the file."""
+        """Complete the file and close it."""
         if not self._file.closed:
             self._file.write('{"ph":"M","pid":0,"name":"process_labels","args":{"labels":"raceway"}}\n]\n')
             self._file.close()

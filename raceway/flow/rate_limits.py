@@ -1,4 +1,4 @@
-"""Ratios between streams: whose turn it is by their weights, and how far one may run ahead of another."""
+"""Ratios between the branches of a union: turns by weight, and limits on how far a branch may run ahead."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from raceway.state import Stateful
 
 @dataclass(frozen=True, kw_only=True)
 class RateLimit:
-    """Keep one stream from running ahead of another.
+    """Keep one branch of a union from running ahead of another.
 
-    What is taken of `branch` is at most `ratio` times what was taken of `per`, plus `slack`: counted in items, or in
-    what `size(item)` returns, and then it may be more by less than one item. When `per` has ended, so has the limit.
+    At most `ratio` times the amount taken from `per`, plus `slack`, is taken from `branch`. Amounts are numbers of
+    items or, with `size`, sums of `size(item)`; these may exceed the limit by less than one item. The limit no longer
+    applies when `per` has ended.
     """
 
     branch: str
@@ -29,40 +30,40 @@ class RateLimit:
 
 
 class RateLimiter(Stateful):
-    """Keeps count for several limits."""
+    """Enforces the rate limits of a union."""
 
     state_attributes: ClassVar[tuple[str, ...]] = ("taken",)
 
     def __init__(self, limits: Sequence[RateLimit]) -> None:
         self.limits = limits
         self.taken: dict[tuple[int, str], float] = {}
-        """How much was taken, by limit and stream."""
+        """Amounts taken, by index of the limit and name of the branch."""
 
-    def took(self, name: str, item: Any) -> None:
-        """Count an item of a stream."""
-        for place, limit in enumerate(self.limits):
+    def count(self, name: str, item: Any) -> None:
+        """Count an item taken from a branch."""
+        for index, limit in enumerate(self.limits):
             if name in (limit.branch, limit.per):
                 try:
                     size = 1 if limit.size is None else limit.size(item)
                 except Exception as error:
                     raise FlowError(f"the size function of {limit} raised {error!r} for {item!r}") from error
-                self.taken[place, name] = self.taken.get((place, name), 0) + size
+                self.taken[index, name] = self.taken.get((index, name), 0) + size
 
-    def hold(self, name: str, ended: Collection[str]) -> bool:
-        """Whether no item of a stream may be taken now.
+    def blocks(self, name: str, ended: Collection[str]) -> bool:
+        """Whether the limits forbid to take an item from a branch now.
 
-        >>> limits = RateLimiter([RateLimit(branch="sample", per="insert", ratio=2)])
-        >>> limits.hold("sample", [])
+        >>> limiter = RateLimiter([RateLimit(branch="sample", per="insert", ratio=2)])
+        >>> limiter.blocks("sample", [])
         True
-        >>> limits.took("insert", "an item")
-        >>> limits.hold("sample", [])
+        >>> limiter.count("insert", "an item")
+        >>> limiter.blocks("sample", [])
         False
         """
-        for place, limit in enumerate(self.limits):
+        for index, limit in enumerate(self.limits):
             if limit.branch == name and limit.per not in ended:
-                most = limit.ratio * self.taken.get((place, limit.per), 0) + limit.slack
-                taken = self.taken.get((place, name), 0)
-                if taken + 1 > most if limit.size is None else taken >= most:
+                allowed = limit.ratio * self.taken.get((index, limit.per), 0) + limit.slack
+                taken = self.taken.get((index, name), 0)
+                if taken + 1 > allowed if limit.size is None else taken >= allowed:
                     return True
         return False
 
@@ -70,31 +71,33 @@ class RateLimiter(Stateful):
 def branch_weights(
     names: Sequence[str], weights: Sequence[float] | Mapping[str, float] | None, where: str = "union"
 ) -> dict[str, float]:
-    """Return the weight of every stream. They are given by name, or in the order of the streams; the default is 1.
+    """Return the weight of every branch, from weights by name or in the order of the branches. The default is 1.
 
     >>> branch_weights(["a", "b"], {"b": 0.5})
     {'a': 1, 'b': 0.5}
     """
     if weights is None or isinstance(weights, Mapping):
-        chosen = dict(weights or {})
+        by_name = dict(weights or {})
     elif len(weights) != len(names):
-        raise ConfigError(f"{where} of {len(names)} branches was given {len(weights)} weights: {weights!r}")
+        raise ConfigError(f"{where} has {len(names)} branches but {len(weights)} weights: {weights!r}")
     else:
-        chosen = dict(zip(names, weights, strict=True))
-    for name, weight in chosen.items():
+        by_name = dict(zip(names, weights, strict=True))
+    for name, weight in by_name.items():
         check_choice(f"branch of {where}", name, names)
         check_positive(f"the weight of branch {name!r}", weight)
-    return {name: chosen.get(name, 1) for name in names}
+    return {name: by_name.get(name, 1) for name in names}
 
 
 class WeightedTurns(Stateful):
-    """Takes turns by weights: a whole one means so many in a row; others are exact over a window, by a credit.
+    """Takes turns by weight: a whole weight means that many turns in a row; others are exact over a window.
+
+    A branch gets its weight as credit in every cycle, and a turn costs 1.
 
     >>> turns = WeightedTurns([2, 0.5])
     >>> order = []
     >>> for _ in range(10):
-    ...     order.append(turns.whose([0, 1]))
-    ...     turns.took(order[-1])
+    ...     order.append(turns.choose([0, 1]))
+    ...     turns.charge(order[-1])
     >>> order
     [0, 0, 0, 0, 1, 0, 0, 0, 0, 1]
     """
@@ -102,26 +105,26 @@ class WeightedTurns(Stateful):
     state_attributes: ClassVar[tuple[str, ...]] = ("turn", "credits")
 
     def __init__(self, weights: Sequence[float]) -> None:
-        self._weights = [Fraction(str(weight)) for weight in weights]  # 0.1 is meant to be a tenth
+        self._weights = [Fraction(str(weight)) for weight in weights]  # by way of text, so that 0.1 is a tenth exactly
         self.turn = 0
         self.credits = [self._weights[0], *[Fraction(0)] * (len(weights) - 1)]
 
-    def whose(self, free: Sequence[int]) -> int:
-        """Return whose turn it is, of those that can take it."""
-        while self.turn not in free or self.credits[self.turn] < 1:
+    def choose(self, available: Sequence[int]) -> int:
+        """Return the index of the branch whose turn it is, among those that can take one."""
+        while self.turn not in available or self.credits[self.turn] < 1:
             self.turn = (self.turn + 1) % len(self._weights)
             if self.turn == 0:
-                self._skip(free)
+                self._skip_empty_cycles(available)
             if self.credits[self.turn] < 1:
                 self.credits[self.turn] += self._weights[self.turn]
         return self.turn
 
-    def _skip(self, free: Sequence[int]) -> None:
-        """Leave out the cycles in which nobody would have a turn: with small weights there are very many."""
-        cycles = min(ceil((1 - self.credits[place]) / self._weights[place]) for place in free) - 1
-        for place in free if cycles > 0 else ():
-            self.credits[place] += cycles * self._weights[place]
+    def _skip_empty_cycles(self, available: Sequence[int]) -> None:
+        """Skip the cycles in which no branch would have a turn: with small weights there are very many."""
+        cycles = min(ceil((1 - self.credits[index]) / self._weights[index]) for index in available) - 1
+        for index in available if cycles > 0 else ():
+            self.credits[index] += cycles * self._weights[index]
 
-    def took(self, place: int) -> None:
-        """Count a turn that was taken."""
-        self.credits[place] -= 1
+    def charge(self, index: int) -> None:
+        """Charge a branch for the turn that it took."""
+        self.credits[index] -= 1

@@ -1,4 +1,4 @@
-"""The learner: a policy, its optimiser, and how a batch becomes steps."""
+"""The learner: a policy, its optimiser, and the gradient steps that it takes on a batch."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ import torch
 from torch import Tensor, nn
 
 from raceway.agents.policy import Policy, Weights, as_tensor
-from raceway.autograd.tape import Tape, taping
+from raceway.autograd.tape import Tape, use_tape
 from raceway.errors import ConfigError
 from raceway.learner.adam import Adam
-from raceway.rl import Batch, Linear, num_steps, parts_of, rows_of, tree_map
+from raceway.rl import Batch, LinearSchedule, num_steps, split_episodes, tree_map, without_episode_columns
 
-Figures = dict[str, Any]
-Loss = Callable[[Policy, Batch], Tensor | tuple[Tensor, Figures]]
-"""Of a policy and a batch of tensors: what is to become small, and maybe figures by name. A figure `td_error` is of
-every row, and becomes its priority."""
+Metrics = dict[str, Any]
+Loss = Callable[[Policy, Batch], Tensor | tuple[Tensor, Metrics]]
+"""Takes a policy and a batch of tensors, and returns the loss, optionally with metrics by name. The metric `td_error`
+has one value for each row, its priority."""
 
-News = tuple[int, Weights]
-"""A version of the weights, and what they are."""
+VersionedWeights = tuple[int, Weights]
+"""A version number, and the weights of that version."""
 Schedule = Callable[[int], float]
-"""A number after so many steps of environments."""
+"""A setting as a function of the number of environment steps so far."""
 
-_PART_NUMBERS = 1 << 19  # numbers that a network works out at once: 2 MB
+_MAX_ACTIVATIONS = 1 << 19  # that a network computes at once: 2 MB
 
 
 class Learner:
-    """The policy that is trained, its optimiser, where that is done, and how many threads it may use.
+    """A policy in training, with its optimiser, target network, device and threads.
 
-    The number of threads is a setting and not the machine's: it changes the last bits of gradients.
+    The number of threads is a setting and does not depend on the machine: it changes the last bits of gradients.
 
     Args:
-        policy: it is moved to the device.
-        lr: step size of Adam, or what gives it for so many steps of environments.
-        threads: that it computes with.
-        max_grad_norm: norm that gradients are clipped to.
-        epsilon: what Adam adds to what it divides by.
-        seed: of the order of minibatches.
-        device: of torch, such as `cpu` or `cuda`.
-        away: whether training happens on another thread or in another process than sending weights does. Then these go
-            with the figures of every training step.
+        policy: the policy to train. It is moved to the device.
+        lr: the learning rate, or a schedule of it over environment steps.
+        threads: the number of threads for computing.
+        max_grad_norm: the norm to which gradients are clipped.
+        epsilon: Adam's epsilon.
+        seed: the seed for shuffling minibatches.
+        device: the torch device, such as `cpu` or `cuda`.
+        remote: whether training runs on another thread or process than the one that sends weights. Each training step
+            then publishes a copy of the weights.
     """
 
     def __init__(
@@ -59,120 +59,120 @@ class Learner:
         epsilon: float = 1e-8,
         seed: int = 0,
         device: str = "cpu",
-        away: bool = False,
+        remote: bool = False,
     ) -> None:
         self.policy, self.threads, self.max_grad_norm = policy.to(device), threads, max_grad_norm
-        self.device, self.away = device, away
-        self.lr: Schedule = lr if callable(lr) else Linear(lr, lr, 1)
+        self.device, self.remote = device, remote
+        self.lr: Schedule = lr if callable(lr) else LinearSchedule(lr, lr, 1)
         self.steps = 0
-        """Of environments, that were trained on."""
+        """Environment steps trained on so far."""
         self.optimiser = Adam(policy.parameters(), self.lr(0), epsilon=epsilon)
-        self.part_steps = max(_PART_NUMBERS // numbers_a_step(policy), 1)
+        self.chunk_steps = max(_MAX_ACTIVATIONS // activations_per_step(policy), 1)
         self._random = torch.Generator().manual_seed(seed)
         self._target: Policy | None = None
-        self._latest: News | None = None
+        self._published: VersionedWeights | None = None
 
     @property
     def version(self) -> int:
-        """How many steps were taken."""
+        """The number of gradient steps taken so far."""
         return self.optimiser.steps
 
     @property
     def target(self) -> Policy:
-        """A copy of the policy that follows it only when it is told to."""
+        """The target network: a copy of the policy that is updated separately."""
         if self._target is None:
             self._target = copy.deepcopy(self.policy).requires_grad_(False)
         return self._target
 
-    def train(self, loss: Loss, batch: Batch, num_epochs: int = 1, num_minibatches: int = 1) -> Figures:
-        """Take a step on every minibatch of every epoch, and return the means of the figures.
+    def train(self, loss: Loss, batch: Batch, num_epochs: int = 1, num_minibatches: int = 1) -> Metrics:
+        """Take a gradient step on every minibatch of every epoch, and return the mean metrics.
 
-        The loss of whole episodes must be a mean over them: it is worked out in parts that fit into the caches, which
-        takes two thirds of the time and much less memory.
+        A batch of whole episodes is one step, and its loss must be a mean over episodes: it is computed in chunks that
+        fit into the caches, which takes two thirds of the time and much less memory.
         """
-        found = []
+        metrics = []
         self.optimiser.lr = self.lr(self.steps)
         self.steps += num_steps(batch)
         with self._own_threads():
             if "length" in batch:
-                parts, total = parts_of(rows_of(batch), self.part_steps), len(batch["length"])
-                found.append(self.step(partial(self._share, loss, part, total) for part in parts))
+                chunks, total = split_episodes(without_episode_columns(batch), self.chunk_steps), len(batch["length"])
+                metrics.append(self.step(partial(self._chunk_loss, loss, chunk, total) for chunk in chunks))
             else:
                 rows = tensors_of(batch, self.device)
                 for _ in range(num_epochs):
-                    for part in self._minibatches(rows, num_minibatches):
-                        found.append(self.step([partial(loss, self.policy, part)]))
+                    for minibatch in self._minibatches(rows, num_minibatches):
+                        metrics.append(self.step([partial(loss, self.policy, minibatch)]))
                 self.policy.observe(rows)
-        return mean_figures(found)
+        return mean_metrics(metrics)
 
-    def step(self, losses: Iterable[Callable[[], Tensor | tuple[Tensor, Figures]]]) -> Figures:
-        """Take one step down the sum of some losses, which are worked out one after the other."""
+    def step(self, losses: Iterable[Callable[[], Tensor | tuple[Tensor, Metrics]]]) -> Metrics:
+        """Take one gradient step on the sum of some losses, computed one after the other."""
         self.optimiser.zero_grad()
         with self._own_threads():
-            figures = backward(losses)
-            figures |= self._descend()
-        return figures
+            metrics = backward(losses)
+            metrics |= self._clip_and_step()
+        return metrics
 
-    def apply(self, gradients: Weights, num_steps: int = 0) -> Figures:
-        """Take one step against gradients that were worked out elsewhere, from so many steps of environments."""
+    def apply(self, gradients: Weights, num_steps: int = 0) -> Metrics:
+        """Take one gradient step with gradients of another process, computed from `num_steps` environment steps."""
         self.optimiser.zero_grad()
         self.optimiser.lr = self.lr(self.steps)
         self.steps += num_steps
         for name, parameter in self.policy.named_parameters():
             if name in gradients:
                 parameter.grad.copy_(as_tensor(gradients[name]))  # type: ignore[union-attr]
-        return self._descend()
+        return self._clip_and_step()
 
-    def news(self) -> News | None:
-        """Return the weights as they are now, if they are wanted elsewhere."""
-        if self.away:
-            self._latest = self.version, copies(self.policy.weights())
-        return self._latest
+    def publish(self) -> VersionedWeights | None:
+        """Publish a copy of the current weights if the learner is remote, and return the latest published ones."""
+        if self.remote:
+            self._published = self.version, copy_weights(self.policy.weights())
+        return self._published
 
     @property
-    def published(self) -> News:
-        """The weights that others may have now."""
-        return self._latest or (self.version, self.policy.weights())
+    def published_weights(self) -> VersionedWeights:
+        """The weights for workers: the latest published, or the current ones if none were."""
+        return self._published or (self.version, self.policy.weights())
 
-    def follow(self, news: News) -> None:
-        """Take over weights of one that was trained elsewhere, if this is another object."""
-        version, weights = self._latest = news
+    def load_published(self, published: VersionedWeights) -> None:
+        """Load weights that a remote learner has published, if they are newer than these."""
+        version, weights = self._published = published
         if version > self.version:
             self.policy.load(weights)
             self.optimiser.steps = version
 
     def state(self) -> Any:
-        """Return what is needed to go on from here, which stays as it is when training goes on."""
+        """Return the state for a checkpoint. Later training does not change it."""
         return {
-            "policy": copies(self.policy.weights()),
-            "target": None if self._target is None else copies(self._target.weights()),
+            "policy": copy_weights(self.policy.weights()),
+            "target": None if self._target is None else copy_weights(self._target.weights()),
             "optimiser": self.optimiser.state(),
             "steps": self.steps,
             "random": self._random.get_state().numpy().copy(),
         }
 
     def restore(self, state: Any) -> None:
-        """Go on from there."""
+        """Restore a state."""
         self.policy.load(state["policy"])
         if state["target"] is not None:
             self.target.load(state["target"])
         self.optimiser.restore(state["optimiser"])
-        self.steps, self._latest = state["steps"], None
+        self.steps, self._published = state["steps"], None
         self._random.set_state(torch.from_numpy(np.array(state["random"])))
 
-    def _share(self, loss: Loss, part: Batch, num_episodes: int) -> Tensor:
-        value = loss(self.policy, tensors_of(part, self.device))
+    def _chunk_loss(self, loss: Loss, chunk: Batch, num_episodes: int) -> Tensor:
+        value = loss(self.policy, tensors_of(chunk, self.device))
         assert isinstance(value, Tensor)
-        return value * (len(part["length"]) / num_episodes)
+        return value * (len(chunk["length"]) / num_episodes)
 
-    def behind(self, version: int | None) -> Figures:
-        """Return by how many steps weights of a version are older than these, as a figure."""
+    def lag_metrics(self, version: int | None) -> Metrics:
+        """Return the metric `policy_lag`: the number of gradient steps since a version of the weights."""
         return {} if version is None else {"policy_lag": self.version - version}
 
-    def _descend(self) -> Figures:
-        figures = {} if self.max_grad_norm is None else {"grad_norm": self.optimiser.clip(self.max_grad_norm)}
+    def _clip_and_step(self) -> Metrics:
+        norm = None if self.max_grad_norm is None else self.optimiser.clip_grad_norm(self.max_grad_norm)
         self.optimiser.step()
-        return figures
+        return {} if norm is None else {"grad_norm": norm}
 
     def _minibatches(self, rows: Batch, num: int) -> Iterator[Batch]:
         if num == 1:
@@ -181,11 +181,11 @@ class Learner:
         total = len(rows["action"])
         if num > total:
             raise ConfigError(
-                f"{num} minibatches cannot be made of a batch of {total} steps. Have fewer, or more steps."
+                f"a batch of {total} steps cannot be split into {num} minibatches. Use fewer, or more steps."
             )
         order = torch.randperm(total, generator=self._random).to(self.device)
-        shuffled = tree_map(lambda column: column[order], rows)  # once, so that a minibatch is a view
-        edges = [place * (total // num) + min(place, total % num) for place in range(num + 1)]
+        shuffled = tree_map(lambda column: column[order], rows)  # once, so that minibatches are views
+        edges = [index * (total // num) + min(index, total % num) for index in range(num + 1)]
         for first, end in pairwise(edges):
             yield tree_map(lambda column, first=first, end=end: column[first:end], shuffled)
 
@@ -198,25 +198,25 @@ class Learner:
             yield
         finally:
             if before != self.threads:
-                torch.set_num_threads(before)  # environments beside it are played with one
+                torch.set_num_threads(before)  # environments in the same process are stepped with one
 
 
-class Trains:
-    """Something that has a learner, which may be elsewhere: then it is saved with it."""
+class HasLearner:
+    """Mixin for an operator with a learner: a remote learner is saved with the operator."""
 
     learner: Learner
 
     def state(self) -> Any:
-        """Return the learner's, if it is elsewhere; here it is saved by itself."""
-        return self.learner.state() if self.learner.away else None
+        """Return the learner's state if it is remote; a local learner is saved separately."""
+        return self.learner.state() if self.learner.remote else None
 
     def restore(self, state: Any) -> None:
-        """Go on from there."""
+        """Restore a state."""
         self.learner.restore(state)
 
 
-def device_named(name: str) -> str:
-    """Return a device by its setting, having said if it is not there."""
+def resolve_device(name: str) -> str:
+    """Return the torch device for a setting. Raise ConfigError if it is not available."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -226,45 +226,49 @@ def device_named(name: str) -> str:
     return name
 
 
-def gradients_of(policy: Policy, loss: Loss, batch: Batch) -> tuple[Weights, Figures]:
-    """Return the gradient of a loss by the names of parameters, and the figures. Nothing is changed."""
+def gradients_of(policy: Policy, loss: Loss, batch: Batch) -> tuple[Weights, Metrics]:
+    """Return the gradients of a loss by parameter name, and the metrics. The policy is not changed."""
     policy.zero_grad(set_to_none=True)
-    figures = backward([partial(loss, policy, tensors_of(batch))])
-    found = {name: one.grad.numpy() for name, one in policy.named_parameters() if one.grad is not None}
+    metrics = backward([partial(loss, policy, tensors_of(batch))])
+    gradients = {
+        name: parameter.grad.numpy() for name, parameter in policy.named_parameters() if parameter.grad is not None
+    }
     policy.zero_grad(set_to_none=True)
-    return found, mean_figures([figures])
+    return gradients, mean_metrics([metrics])
 
 
-def backward(losses: Iterable[Callable[[], Tensor | tuple[Tensor, Figures]]]) -> Figures:
-    """Add the gradients of some losses to those of the parameters, and return their sum and the last one's figures."""
-    total, figures, tape = 0.0, Figures(), Tape()
+def backward(losses: Iterable[Callable[[], Tensor | tuple[Tensor, Metrics]]]) -> Metrics:
+    """Accumulate the gradients of some losses, and return the sum of the losses and the metrics of the last."""
+    total, metrics, tape = 0.0, Metrics(), Tape()
     for loss in losses:
-        with taping(tape):
+        with use_tape(tape):
             value = loss()
         if isinstance(value, tuple):
-            value, figures = value
+            value, metrics = value
         tape.backward(value)
         total += float(value.detach())
-    return {"loss": total, **figures}
+    return {"loss": total, **metrics}
 
 
 def tensors_of(batch: Batch, device: str = "cpu") -> Batch:
     """Return the rows of a batch as tensors on a device."""
-    return tree_map(as_tensor if device == "cpu" else lambda array: as_tensor(array).to(device), rows_of(batch))
+    return tree_map(
+        as_tensor if device == "cpu" else lambda array: as_tensor(array).to(device), without_episode_columns(batch)
+    )
 
 
-def copies(weights: Weights) -> Weights:
-    """Return weights that stay as they are when training goes on."""
+def copy_weights(weights: Weights) -> Weights:
+    """Return a copy of the weights, which later training does not change."""
     return {name: np.array(array) for name, array in weights.items()}
 
 
-def mean_figures(found: list[Figures]) -> Figures:
-    """Return the mean of every figure; of one that is of every row, the last."""
-    many: dict[str, list[Any]] = {}
-    for figures in found:
-        for name, value in figures.items():
-            many.setdefault(name, []).append(value.detach() if isinstance(value, Tensor) else value)
-    return {name: _mean(values) for name, values in many.items()}
+def mean_metrics(steps: list[Metrics]) -> Metrics:
+    """Return the mean of every metric over some steps; for metrics with a value for each row, the last."""
+    values_of: dict[str, list[Any]] = {}
+    for metrics in steps:
+        for name, value in metrics.items():
+            values_of.setdefault(name, []).append(value.detach() if isinstance(value, Tensor) else value)
+    return {name: _mean(values) for name, values in values_of.items()}
 
 
 def _mean(values: list[Any]) -> Any:
@@ -274,10 +278,10 @@ def _mean(values: list[Any]) -> Any:
     return last if np.ndim(last) else float(np.mean([float(value) for value in values]))
 
 
-def numbers_a_step(network: nn.Module) -> int:
-    """Return about how many numbers a network works out for one step: its outputs, layer by layer.
+def activations_per_step(network: nn.Module) -> int:
+    """Return about how many activations a network computes for one step: the outputs of its layers.
 
-    >>> numbers_a_step(nn.Sequential(nn.Linear(4, 128), nn.ReLU(), nn.Linear(128, 2)))
+    >>> activations_per_step(nn.Sequential(nn.Linear(4, 128), nn.ReLU(), nn.Linear(128, 2)))
     130
     """
     return sum(len(weight) for weight in network.parameters() if weight.ndim > 1) or 1

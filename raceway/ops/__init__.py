@@ -1,4 +1,8 @@
-"""Operators of reinforcement learning: what algorithms are put together from."""
+"""Operators of reinforcement learning: the parts that plans of algorithms are composed of.
+
+An operator with attributes that change while it runs derives from `Stateful` and lists them in `state_attributes`; its
+constants are part of its construction and are not saved.
+"""
 
 from raceway.learner.learner import Learner, Loss
 from raceway.ops.batches import (

@@ -1,9 +1,9 @@
-"""What is done to batches on their way to the learner."""
+"""Operators that prepare batches for the learner."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -17,31 +17,34 @@ from raceway.rl import (
     standardise_episodes,
     tree_map,
 )
-from raceway.rollouts.fragments import OF_EPISODES, RunningReturns, judged, rows_of_steps
+from raceway.rollouts.fragments import EPISODE_COLUMNS, RunningReturns, evaluate_fragment, flatten_steps
+from raceway.state import Stateful
 
-_OF_STEPS = ("obs", "action", "reward", "log_prob", "ended", "running_return")
+_STEP_COLUMNS = ("obs", "action", "reward", "log_prob", "ended", "running_return")
 
 
-class AddReturns:
-    """Adds a column `return`: what followed each step, discounted, and standardised within its episode."""
+class AddReturns(Stateful):
+    """Add a column `return`: the discounted return from each step, standardised within its episode."""
 
     def __init__(self, gamma: float) -> None:
         self.gamma = gamma
 
     def __call__(self, batch: Batch) -> Batch:
-        """Return the batch with it."""
+        """Return the batch with the column."""
         returns = discounted_returns(batch["reward"], batch["length"], self.gamma)
         return {**batch, "return": standardise_episodes(returns, batch["length"])}
 
 
-class ConcatBatches:
-    """Makes one batch of a round, or of as many rounds as it takes to have so many steps. For `combine`."""
+class ConcatBatches(Stateful):
+    """Concatenate the batches of as many rounds as are needed for `min_steps` steps. For `combine`."""
+
+    state_attributes: ClassVar[tuple[str, ...]] = ("held",)
 
     def __init__(self, min_steps: int = 1) -> None:
         self.min_steps, self.held = min_steps, list[Batch]()
 
     def __call__(self, batches: Sequence[Batch]) -> list[Batch]:
-        """Put them behind one another, in the order of the shards, if there are enough."""
+        """Return one batch, in the order of the shards, if there are enough steps; otherwise none."""
         batches, self.held = [*self.held, *batches], []
         if sum(map(num_steps, batches)) >= self.min_steps:
             return [concat(batches)]
@@ -49,58 +52,65 @@ class ConcatBatches:
         return []
 
 
-class StandardizeFields:
-    """Gives columns a mean of 0 and a deviation of 1 within each batch."""
+class StandardizeFields(Stateful):
+    """Standardise columns to mean 0 and standard deviation 1 within each batch."""
 
     def __init__(self, *names: str) -> None:
         self.names = names
 
     def __call__(self, batch: Batch) -> Batch:
-        """Return the batch with them."""
-        made = {name: (batch[name] - batch[name].mean()) / (batch[name].std() + 1e-8) for name in self.names}
-        return {**batch, **made}
+        """Return the batch with the standardised columns."""
+        columns = {name: (batch[name] - batch[name].mean()) / (batch[name].std() + 1e-8) for name in self.names}
+        return {**batch, **columns}
 
 
-class AddLogProbs:
-    """Adds to fragments what the policy that played them knows: `log_prob` of its actions. On shards.
+class AddLogProbs(Stateful):
+    """Add to fragments the `log_prob` of their actions under the policy that collected them. On shards.
 
-    What an episode that was cut short would have brought is put into its last reward, so that it is one that `ended`.
-    With `scale_rewards` they are divided by the spread of discounted returns. See `judged`.
+    The last reward of a truncated episode includes the bootstrapped value, so that the episode counts as `ended`. With
+    `scale_rewards`, rewards are divided by the standard deviation of discounted returns. See `evaluate_fragment`.
     """
+
+    state_attributes: ClassVar[tuple[str, ...]] = ("running",)
 
     def __init__(self, gamma: float, scale_rewards: bool = False) -> None:
         self.gamma, self.running = gamma, RunningReturns() if scale_rewards else None
 
     def __call__(self, batch: Batch, *, actor: Any = injected) -> Batch:
-        """Return the fragment with it."""
-        return judged(actor.policy, batch, self.gamma, self.running, with_values=False).batch
+        """Return the fragment with the column."""
+        return evaluate_fragment(actor.policy, batch, self.gamma, self.running, with_values=False).batch
 
 
-class AddAdvantages:
-    """Adds `advantage` and `value_target` to fragments, and makes rows of their steps. On shards; see `judged`."""
+class AddAdvantages(Stateful):
+    """Add `advantage` and `value_target` to fragments, and flatten them to rows of steps. On shards.
+
+    Truncated episodes and `scale_rewards` are as in `AddLogProbs`.
+    """
+
+    state_attributes: ClassVar[tuple[str, ...]] = ("running",)
 
     def __init__(self, gamma: float, lam: float = 1.0, scale_rewards: bool = False) -> None:
         self.gamma, self.lam, self.running = gamma, lam, RunningReturns() if scale_rewards else None
 
     def __call__(self, batch: Batch, *, actor: Any = injected) -> Batch:
         """Return the rows, [N]."""
-        made, values, last = judged(actor.policy, batch, self.gamma, self.running)
-        made["advantage"] = generalised_advantages(made["reward"], values, last, made["ended"], self.gamma, self.lam)
-        made["value_target"] = made["advantage"] + values
-        return rows_of_steps(made, ("obs", "action", "log_prob", "advantage", "value_target", "running_return"))
+        batch, values, last = evaluate_fragment(actor.policy, batch, self.gamma, self.running)
+        batch["advantage"] = generalised_advantages(batch["reward"], values, last, batch["ended"], self.gamma, self.lam)
+        batch["value_target"] = batch["advantage"] + values
+        return flatten_steps(batch, ("obs", "action", "log_prob", "advantage", "value_target", "running_return"))
 
 
 class ConcatFragments:
-    """Makes one fragment of several: environments beside one another, [T, B]."""
+    """Concatenate several fragments along the axis of environments, [T, B]."""
 
     def __call__(self, batches: Sequence[Batch]) -> Batch:
-        """Return it, without what only single fragments have. Where one says which steps count, in others all do."""
+        """Return one fragment. If one has `valid`, all steps of those without it are valid."""
         if any("valid" in batch for batch in batches):
             batches = [{"valid": np.ones(batch["ended"].shape, bool), **batch} for batch in batches]
-        found: Batch = {}
-        for name in (*_OF_STEPS, "valid", "last_obs", *OF_EPISODES):
+        fragment: Batch = {}
+        for name in (*_STEP_COLUMNS, "valid", "last_obs", *EPISODE_COLUMNS):
             if name in batches[0]:
-                axis = 1 if name in (*_OF_STEPS, "valid") else 0
+                axis = 1 if name in (*_STEP_COLUMNS, "valid") else 0
                 columns = [batch[name] for batch in batches]
-                found[name] = tree_map(lambda *parts, axis=axis: np.concatenate(parts, axis), *columns)
-        return found
+                fragment[name] = tree_map(lambda *parts, axis=axis: np.concatenate(parts, axis), *columns)
+        return fragment

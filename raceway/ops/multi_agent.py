@@ -1,4 +1,4 @@
-"""Several agents: workers that play them, and a plan for each of their policies behind one split."""
+"""Multi-agent training: workers that act for all agents, and the parts of a plan for each policy behind one split."""
 
 from __future__ import annotations
 
@@ -19,29 +19,32 @@ from raceway.state import Stateful, restore, state_of
 
 @dataclass(frozen=True, kw_only=True)
 class MultiRolloutSettings:
-    """What a worker plays, and with which policies."""
+    """The environment and policies of multi-agent rollouts, and how they are collected."""
 
     env: MultiAgentSettings
     num_shards: int
     slots_per_shard: int
-    """Environments that step together."""
+    """Environments that are stepped together."""
     fragment_steps: int
     policies: Mapping[str, RolloutSettings]
-    """What each policy is made of."""
+    """How each policy is created."""
     seed: int = 0
 
     def make_policies(self, seed: int = 0) -> dict[str, Policy]:
-        """Make the policies that play."""
+        """Create the policies."""
         spaces = self.env.spaces()
-        return {name: one.make_policy(*spaces[name], seed + place) for place, (name, one) in enumerate(self.each())}
+        return {
+            name: settings.make_policy(*spaces[name], seed + index)
+            for index, (name, settings) in enumerate(self.sorted_policies())
+        }
 
-    def each(self) -> list[tuple[str, RolloutSettings]]:
+    def sorted_policies(self) -> list[tuple[str, RolloutSettings]]:
         """Return the policies in the order of their names."""
         return sorted(self.policies.items())
 
 
 class MultiRolloutWorker:
-    """Plays in the environments of some shards, with the newest weights of each policy that it was sent."""
+    """Collects rollouts in the environments of some shards, with the newest weights of each policy."""
 
     def __init__(self, settings: MultiRolloutSettings, name: str = "") -> None:
         self.settings, self.name = settings, name
@@ -49,11 +52,11 @@ class MultiRolloutWorker:
         self._collectors: dict[int, MultiCollector] = {}
 
     def set_weights(self, weights: Weights, policy: str) -> None:
-        """Play with these from the next item on."""
+        """Set the weights of a policy, from the next item on."""
         self.policies[policy].load(weights)
 
     def sample(self, *, shard: Shard = injected, number: int = injected) -> dict[str, Batch]:
-        """Collect the item of this number of a shard: a fragment for every policy."""
+        """Collect an item of a shard, by its number: a fragment for every policy."""
         collector = self._collectors.get(shard.number)
         if collector is None:
             settings = self.settings
@@ -69,58 +72,59 @@ class MultiRolloutWorker:
             collector.close()
 
 
-class Select:
-    """Takes what is of one policy from every item of a round."""
+class Select(Stateful):
+    """Select the batches of one policy from every item of a round."""
 
     def __init__(self, policy: str) -> None:
         self.policy = policy
 
     def __call__(self, round: Sequence[Mapping[str, Batch]]) -> list[Batch]:
-        """Return it."""
+        """Return the batches."""
         return [item[self.policy] for item in round]
 
 
-class Gathered:
-    """Rounds that were gathered already, for a plan that is written for shards: it can follow a split.
+class GatheredRounds:
+    """Rounds that are already gathered, with the methods of `ParIter`, so that a plan written for shards can use them.
 
-    What the plan does on shards is done here, for each item of a round by an operator of its own, beside `player`.
+    Operators that would run on shards run in the driver: a separate copy for each item of a round, with `actor` in
+    place of the shard's actor.
     """
 
-    def __init__(self, rounds: Iter[list[Any]], player: Any) -> None:
-        self._rounds, self._player = rounds, player
+    def __init__(self, rounds: Iter[list[Any]], actor: Any) -> None:
+        self._rounds, self._actor = rounds, actor
 
-    def for_each(self, function: Callable[..., Any]) -> Gathered:
-        """As `ParIter.for_each`."""
-        return Gathered(self._rounds.for_each(_EachOf(function, self._player)), self._player)
+    def for_each(self, function: Callable[..., Any]) -> GatheredRounds:
+        """Apply a function to every item, as `ParIter.for_each` does."""
+        return GatheredRounds(self._rounds.for_each(_ApplyToEach(function, self._actor)), self._actor)
 
     def gather_sync(self) -> Iter[list[Any]]:
         """Return the rounds."""
         return self._rounds
 
     def gather_async(self, num_async: int = 1) -> Iter[Any]:
-        """Return their items, one after the other."""
+        """Return the items one after the other."""
         return self._rounds.flatten()
 
 
-class _EachOf(Stateful):
-    """An operator for every place in a round."""
+class _ApplyToEach(Stateful):
+    """Apply a separate copy of an operator to each position in a round."""
 
-    def __init__(self, function: Callable[..., Any], player: Any) -> None:
-        self._first = function
-        self._many: list[Any] = []
-        wanted = injected_parameters(function, ("actor", "shard"), "behind a split")
-        self._gifts = {"actor": player} if "actor" in wanted else {}
+    def __init__(self, function: Callable[..., Any], actor: Any) -> None:
+        self._prototype = function
+        self._copies: list[Any] = []
+        names = injected_parameters(function, ("actor", "shard"), "behind a split")
+        self._injected = {"actor": actor} if "actor" in names else {}
         self.__name__ = getattr(function, "__name__", type(function).__name__)
 
     def __call__(self, round: Sequence[Any]) -> list[Any]:
-        while len(self._many) < len(round):
-            self._many.append(copy.deepcopy(self._first))
-        return [function(item, **self._gifts) for function, item in zip(self._many, round, strict=False)]
+        while len(self._copies) < len(round):
+            self._copies.append(copy.deepcopy(self._prototype))
+        return [function(item, **self._injected) for function, item in zip(self._copies, round, strict=False)]
 
     def state(self) -> Any:
-        return [state_of(one) for one in self._many]
+        return [state_of(function) for function in self._copies]
 
     def restore(self, state: Any) -> None:
-        self._many = [copy.deepcopy(self._first) for _ in state]
-        for one, saved in zip(self._many, state, strict=True):
-            restore(one, saved)
+        self._copies = [copy.deepcopy(self._prototype) for _ in state]
+        for function, saved in zip(self._copies, state, strict=True):
+            restore(function, saved)

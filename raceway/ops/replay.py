@@ -1,4 +1,4 @@
-"""Replay in flows: buffers on actors, what is put into them, what is drawn, and new priorities."""
+"""Replay in flows: buffers on actors, operators that store rows and update priorities, and the stream of samples."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from raceway.flow import Envelope, Iter, RateLimit, create, injected, send_msg
 from raceway.ops.replay_ledger import Ledger, ReplayCounts
 from raceway.ops.report import TrainStats
 from raceway.replay import Replay
-from raceway.rl import Batch, num_rows, rows_of
+from raceway.rl import Batch, num_rows, without_episode_columns
 
 Array = np.ndarray
 
-_MOMENT = 0.002  # seconds for which a buffer that has nothing to give holds up whoever asks
+_NOT_READY_SECONDS = 0.002  # how long a buffer with too few rows waits before it answers
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaySettings:
-    """What replay holds, and how it is drawn from."""
+    """Size of the replay buffer, and how it is sampled."""
 
     capacity: int
     """Rows in all shards together."""
     batch_size: int = 256
     """Rows of one sample."""
     num_shards: int = 1
-    """Actors that it is divided over."""
+    """Actors that the buffer is divided over."""
     min_size: int = 1
-    """Rows that a shard holds before it is drawn from."""
+    """Rows that a shard holds before it is sampled from."""
     seed: int = 0
     alpha: float | None = None
-    """How much priorities count, from 0 to 1; without it, rows are drawn uniformly."""
+    """Exponent of priorities, from 0 to 1; None samples uniformly."""
     beta: float = 0.4
-    """How far weights make up for that."""
+    """Exponent of the importance weights, from 0 to 1."""
     stacked: bool = False
     """Whether observations are stacks of frames, which are then stored once."""
 
@@ -50,7 +50,7 @@ class ReplaySettings:
             check_int(name, getattr(self, name))
         if self.capacity < self.num_shards:
             raise ConfigError(
-                f"{self.num_shards} shards cannot share a capacity of {self.capacity}. Have at most one for every row."
+                f"{self.num_shards} shards cannot share a capacity of {self.capacity}. Use at most one shard per row."
             )
         if self.min_size > self.capacity // self.num_shards:
             raise ConfigError(
@@ -59,65 +59,66 @@ class ReplaySettings:
             )
 
     def make(self, number: int) -> Replay:
-        """Make the buffer of one shard."""
-        each, rest = divmod(self.capacity, self.num_shards)
+        """Create the buffer of one shard."""
+        rows_per_shard, rest = divmod(self.capacity, self.num_shards)
         seed = np.random.SeedSequence(self.seed, spawn_key=(number,))
-        more = {"alpha": self.alpha, "beta": self.beta, "stacked": self.stacked}
-        return Replay(each + (number < rest), seed=int(seed.generate_state(1)[0]), **more)  # type: ignore[arg-type]
+        options = {"alpha": self.alpha, "beta": self.beta, "stacked": self.stacked}
+        capacity = rows_per_shard + (number < rest)
+        return Replay(capacity, seed=int(seed.generate_state(1)[0]), **options)  # type: ignore[arg-type]
 
 
 class ReplayShard:
-    """A buffer on an actor: one of the shards of replay."""
+    """One shard of the replay buffer, on an actor."""
 
     def __init__(self, settings: ReplaySettings, number: int = 0) -> None:
         self.settings = settings
         self.buffer = settings.make(number)
-        self._from = number << 40  # the number of the first row
+        self._first_index = number << 40  # the index of the first row
 
-    def begin_again(self) -> None:
-        """Give rows other numbers than before a restart: what was drawn then must not be taken for what is here."""
-        self._from = (1 << 62) + (random.SystemRandom().getrandbits(20) << 40)
+    def renumber_rows(self) -> None:
+        """Use new row indices after a restart, so that samples from before it do not refer to the new rows."""
+        self._first_index = (1 << 62) + (random.SystemRandom().getrandbits(20) << 40)
 
     def insert(self, batch: Batch) -> ReplayCounts:
-        """Put rows in."""
+        """Insert rows, and return the counts."""
         self.buffer.insert(batch)
         return self.counts()
 
     def sample(self) -> Batch | None:
-        """Draw a batch; None, after a moment, as long as there are too few rows."""
+        """Return a sampled batch; None, after a short wait, as long as there are too few rows."""
         if len(self.buffer) < self.settings.min_size:
-            time.sleep(_MOMENT)  # whoever asks will ask again: not thousands of times a second
+            time.sleep(_NOT_READY_SECONDS)  # or the caller would ask thousands of times a second
             return None
         batch = self.buffer.sample(self.settings.batch_size)
-        batch["index"] += self._from
+        batch["index"] += self._first_index
         return batch
 
     def update(self, index: Array, priorities: Array) -> None:
-        """Give rows that were drawn new priorities."""
-        ours = index >= self._from
-        ours &= index < self._from + self.buffer.next
-        self.buffer.update(index[ours] - self._from, np.asarray(priorities)[ours])
+        """Set the priorities of sampled rows."""
+        known = index >= self._first_index
+        known &= index < self._first_index + self.buffer.next
+        self.buffer.update(index[known] - self._first_index, np.asarray(priorities)[known])
 
     def counts(self) -> ReplayCounts:
-        """Return how many rows there were."""
+        """Return how many rows were inserted, are in the buffer, and were evicted."""
         return ReplayCounts(self.buffer.inserted, len(self.buffer), self.buffer.evicted)
 
     def state(self) -> Any:
-        """Return what is needed to go on from here."""
-        return {"buffer": self.buffer.state(), "from": self._from}
+        """Return the state to resume from."""
+        return {"buffer": self.buffer.state(), "from": self._first_index}
 
     def restore(self, state: Any) -> None:
-        """Go on from there."""
+        """Resume from a state."""
         self.buffer.restore(state["buffer"])
-        self._from = state["from"]
+        self._first_index = state["from"]
 
 
 class StoreToReplay(Ledger):
-    """Puts every batch into one of the shards, in turn, and gives it on."""
+    """Store every batch in one of the shards, in turn, and return it."""
 
     def __call__(self, batch: Batch) -> Batch:
-        """Store what is in a batch but the figures of whole episodes."""
-        rows = rows_of(batch)
+        """Store the columns of a batch, except those of whole episodes."""
+        rows = without_episode_columns(batch)
         if num := num_rows(rows):
             self.insert(rows, num)
         return batch
@@ -126,26 +127,27 @@ class StoreToReplay(Ledger):
 def parallel_replay(
     shards: Sequence[Actor], *, synchronous: bool = False, num_async: int = 2, policy: str = "restart"
 ) -> Iter[Batch]:
-    """Make the stream of samples: of whichever shard is ready, or of all in step, one after the other.
+    """Return the stream of samples: from whichever shard is ready, or synchronously from all shards in turn.
 
-    A shard whose actor dies is restarted, empty (or as `policy` says); meanwhile samples come from the others.
+    A shard whose actor dies is restarted with an empty buffer (or as the failure `policy` says); meanwhile samples
+    come from the others.
     """
-    anew = lambda shard: send_msg(shard, "begin_again")  # noqa: E731
-    many = create(shards, "sample").on_failure(policy, errors=False, on_restart=anew)
-    stream: Iter[Any] = many.gather_sync().flatten() if synchronous else many.gather_async(num_async)
+    renumber = lambda shard: send_msg(shard, "renumber_rows")  # noqa: E731
+    samples = create(shards, "sample").on_failure(policy, errors=False, on_restart=renumber)
+    stream: Iter[Any] = samples.gather_sync().flatten() if synchronous else samples.gather_async(num_async)
     return stream.filter(has_rows)
 
 
 def has_rows(batch: Batch | None) -> bool:
-    """Whether a shard had something to give."""
+    """Whether a shard had enough rows to sample from."""
     return batch is not None
 
 
 class UpdatePriorities:
-    """Sends the priorities that a training step gave to the shard that its batch came from."""
+    """Send the priorities that a training step computed to the shard that its batch came from."""
 
     def __call__(self, stats: TrainStats, *, envelope: Envelope = injected) -> TrainStats:
-        """Send them, and give the figures on."""
+        """Send the priorities, and return the stats."""
         if stats.priorities is None:
             raise FlowError("the training step before UpdatePriorities gave no priorities")
         if len(envelope.sources) != 1:
@@ -160,23 +162,24 @@ def replay_limits(
     samples_per_insert: float, *, batch_size: int, min_size: int, ahead: int, store: str = "store",
     replay: str = "replay",
 ) -> list[RateLimit]:  # fmt: skip
-    """Return limits for a union of a stream that stores and one that draws, so that neither runs ahead of the other.
+    """Return rate limits for a union of a storing and a sampling branch, so that neither runs ahead of the other.
 
     Args:
-        samples_per_insert: how often a row is drawn on average.
+        samples_per_insert: how often a row is sampled on average.
         batch_size: rows of one sample.
-        min_size: rows that are stored before the first is drawn.
-        ahead: rows that may be stored beyond what drawing keeps up with.
-        store: the name of the branch that stores.
-        replay: that of the branch that draws.
+        min_size: rows that are stored before the first is sampled.
+        ahead: rows by which storing may be ahead of sampling.
+        store: the name of the storing branch.
+        replay: the name of the sampling branch.
     """
     if not samples_per_insert > 0:
         raise ConfigError(f"samples_per_insert must be a number above 0, not {samples_per_insert!r}")
     size, ratio = partial(_rows_used, batch_size=batch_size), samples_per_insert
-    held = RateLimit(branch=replay, per=store, ratio=ratio, slack=-ratio * min_size, size=size)
-    return [held, RateLimit(branch=store, per=replay, ratio=1 / ratio, slack=min_size + ahead, size=size)]
+    sampling = RateLimit(branch=replay, per=store, ratio=ratio, slack=-ratio * min_size, size=size)
+    storing = RateLimit(branch=store, per=replay, ratio=1 / ratio, slack=min_size + ahead, size=size)
+    return [sampling, storing]
 
 
 def _rows_used(item: Any, batch_size: int) -> int:
-    """Return how many rows a batch holds, or what a training step of a batch of that size used."""
-    return (item.num_steps or batch_size) if isinstance(item, TrainStats) else num_rows(rows_of(item))
+    """Return how many rows a stored batch has, or how many a training step on a sample used."""
+    return (item.num_steps or batch_size) if isinstance(item, TrainStats) else num_rows(without_episode_columns(item))

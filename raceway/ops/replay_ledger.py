@@ -1,4 +1,4 @@
-"""Sharing rows out to the shards of replay, and what becomes of them: inserted = alive + evicted + lost."""
+"""Distributing rows over the shards of replay, and counting them: inserted = alive + evicted + lost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raceway.state import record
 
 @record(formerly=("ReplayCounts",))
 class ReplayCounts(NamedTuple):
-    """How many rows there were, and what became of them: inserted = alive + evicted + lost."""
+    """Numbers of rows: inserted = alive + evicted + lost."""
 
     inserted: int
     alive: int
@@ -23,20 +23,20 @@ class ReplayCounts(NamedTuple):
     lost: int = 0
 
 
-class _Book:
-    """What was put into one shard, and what it said of it."""
+class _ShardAccount:
+    """The rows sent to one shard, and the evictions it has reported."""
 
     def __init__(self) -> None:
         self.incarnation = 0
-        self.sent = self.evicted = 0  # in this life of the actor
-        self.out: deque[tuple[int, Future[ReplayCounts]]] = deque()
+        self.sent = self.evicted = 0  # in this incarnation of the actor
+        self.pending: deque[tuple[int, Future[ReplayCounts]]] = deque()
 
 
 class Ledger:
-    """Puts rows into shards, in turn, and keeps count of them.
+    """Inserts rows into shards, in turn, and counts them.
 
-    It does not wait: what is asked of a shard afterwards comes after. Rows of a shard whose actor died are counted as
-    lost, and it is passed over until it is back.
+    It does not wait for a shard: calls that follow are executed after the insertion. Rows of a shard whose actor died
+    are counted as lost, and the shard is skipped until it is restarted.
     """
 
     max_waiting = 4
@@ -47,66 +47,67 @@ class Ledger:
             raise ConfigError("replay needs at least one shard")
         self.shards = shards
         self.turn = 0
-        self._books = [_Book() for _ in shards]
-        self._evicted = self._lost = self._inserted = 0  # of lives that are over; the last of all
+        self._accounts = [_ShardAccount() for _ in shards]
+        self._evicted = self._lost = 0  # of past incarnations
+        self._inserted = 0
 
     def insert(self, rows: Batch, num: int) -> None:
-        """Put so many rows into the shard whose turn it is."""
-        shard = self._next()
-        book = self._books[shard]
-        if len(book.out) >= self.max_waiting:
-            book.out[0][1].exception()  # waits
-            self._take_in(shard)
-        book.out.append((book.incarnation, send_msg(self.shards[shard], "insert", rows)))
-        book.sent += num
+        """Insert rows into the next shard; `num` says how many they are."""
+        shard = self._next_shard()
+        account = self._accounts[shard]
+        if len(account.pending) >= self.max_waiting:
+            account.pending[0][1].exception()  # waits
+            self._update_account(shard)
+        account.pending.append((account.incarnation, send_msg(self.shards[shard], "insert", rows)))
+        account.sent += num
         self._inserted += num
 
-    def _next(self) -> int:
-        """Return the shard whose turn it is, of those that live."""
+    def _next_shard(self) -> int:
+        """Return the next shard whose actor is alive."""
         for _ in self.shards:
             shard, self.turn = self.turn, (self.turn + 1) % len(self.shards)
-            self._take_in(shard)
+            self._update_account(shard)
             if self.shards[shard].alive:
                 return shard
         raise FlowError(f"all {len(self.shards)} shards of replay are dead: {self.shards[0].error}")
 
-    def _take_in(self, shard: int) -> None:
-        """Look at what a shard has answered, and whether it is still the one that was."""
-        book, actor = self._books[shard], self.shards[shard]
-        while book.out and book.out[0][1].done():
-            incarnation, future = book.out.popleft()
+    def _update_account(self, shard: int) -> None:
+        """Process the answers of a shard, and close its account if its actor died."""
+        account, actor = self._accounts[shard], self.shards[shard]
+        while account.pending and account.pending[0][1].done():
+            incarnation, future = account.pending.popleft()
             error = future.exception()
             if error is None:
-                book.evicted = future.result().evicted if incarnation == book.incarnation else book.evicted
+                account.evicted = future.result().evicted if incarnation == account.incarnation else account.evicted
             elif not isinstance(error, ActorError):
                 raise error
-        if not actor.alive or actor.incarnation != book.incarnation:
-            self._evicted += book.evicted
-            self._lost += book.sent - book.evicted
-            book.sent = book.evicted = 0
-            book.incarnation = actor.incarnation
+        if not actor.alive or actor.incarnation != account.incarnation:
+            self._evicted += account.evicted
+            self._lost += account.sent - account.evicted
+            account.sent = account.evicted = 0
+            account.incarnation = actor.incarnation
 
     @property
     def counts(self) -> ReplayCounts:
-        """What became of all rows, as far as the shards have told."""
+        """Counts of all rows, as far as the shards have reported."""
         for shard in range(len(self.shards)):
-            self._take_in(shard)
-        evicted = self._evicted + sum(book.evicted for book in self._books)
-        alive = sum(book.sent - book.evicted for book in self._books)
+            self._update_account(shard)
+        evicted = self._evicted + sum(account.evicted for account in self._accounts)
+        alive = sum(account.sent - account.evicted for account in self._accounts)
         return ReplayCounts(self._inserted, alive, evicted, self._lost)
 
     def state(self) -> Any:
-        """Return what is needed to go on from here, having waited for what is on its way."""
-        for book in self._books:
-            for _, future in book.out:
+        """Return the state to resume from, after waiting for pending insertions."""
+        for account in self._accounts:
+            for _, future in account.pending:
                 future.exception()
         counts = self.counts
-        books = [(book.sent, book.evicted) for book in self._books]
-        return {"turn": self.turn, "counts": tuple(counts), "books": books, "over": (self._evicted, self._lost)}
+        accounts = [(account.sent, account.evicted) for account in self._accounts]
+        return {"turn": self.turn, "counts": tuple(counts), "books": accounts, "over": (self._evicted, self._lost)}
 
     def restore(self, state: Any) -> None:
-        """Go on from there, with shards that were restored too."""
+        """Resume from a state, with shards that were restored too."""
         self.turn, self._inserted = state["turn"], state["counts"][0]
         self._evicted, self._lost = state["over"]
-        for book, actor, counted in zip(self._books, self.shards, state["books"], strict=True):
-            book.incarnation, (book.sent, book.evicted) = actor.incarnation, counted
+        for account, actor, counts in zip(self._accounts, self.shards, state["books"], strict=True):
+            account.incarnation, (account.sent, account.evicted) = actor.incarnation, counts

@@ -1,4 +1,4 @@
-"""Figures: what a training step says of itself, and what a run says of all of them."""
+"""Metrics: the stats of a training step, and the rows that a run reports."""
 
 from __future__ import annotations
 
@@ -15,105 +15,109 @@ from raceway.learner.learner import Learner
 from raceway.rl import Batch, episode_sums, num_steps
 from raceway.state import Stateful, record
 
-_NONE = np.empty(0)
-WINDOW = 100  # episodes that a mean return is of
+_NO_EPISODES = np.empty(0)
+WINDOW = 100
+"""Episodes that the mean return is over."""
 
 
 @record(wall_clock=("seconds",), formerly=("TrainStats",))
 @dataclass
 class TrainStats:
-    """What came of one step of training."""
+    """Stats of one training step."""
 
     num_steps: int
-    """Steps of environments that it used."""
+    """Environment steps that it used."""
     returns: np.ndarray
     """Undiscounted returns of the episodes that ended."""
     lengths: np.ndarray
+    """Steps of the episodes that ended."""
     metrics: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     """How long each phase took."""
     env_failures: int = 0
-    """Failures of environments that were borne."""
+    """Environment failures that were tolerated."""
     priorities: tuple[np.ndarray, np.ndarray] | None = None
-    """Of a batch from prioritised replay: the `index` of its rows, and their new priorities."""
+    """For a batch from prioritised replay: the `index` of its rows, and their new priorities."""
     news: Any = None
-    """The weights after it, and their version, if they were trained elsewhere; see `Learner`."""
+    """The version and weights after the step, if the learner is remote; see `Learner`."""
 
     @classmethod
-    def of(cls, batch: Batch, figures: Mapping[str, Any] | None = None, **seconds: float) -> TrainStats:
-        """Return what is known of a batch that was played, or drawn from replay, and of training on it."""
-        figures = dict(figures or {})
-        errors = figures.pop("td_error", None)
+    def of(cls, batch: Batch, metrics: Mapping[str, Any] | None = None, **seconds: float) -> TrainStats:
+        """Return the stats of a batch that was collected, or sampled from replay, and of training on it."""
+        metrics = dict(metrics or {})
+        td_error = metrics.pop("td_error", None)
         if "length" in batch and "episode_return" not in batch:
             returns, lengths = episode_sums(batch["reward"], batch["length"]), batch["length"]
         else:
-            returns, lengths = batch.get("episode_return", _NONE), batch.get("episode_length", _NONE)
-        drawn = "index" in batch  # its steps were counted when they were played
+            returns, lengths = batch.get("episode_return", _NO_EPISODES), batch.get("episode_length", _NO_EPISODES)
+        replayed = "index" in batch  # its environment steps were counted when they were collected
         return cls(
-            num_steps=0 if drawn else num_steps(batch),
+            num_steps=0 if replayed else num_steps(batch),
             returns=returns,
             lengths=lengths,
-            metrics={f"train/{name}": value for name, value in figures.items()},
+            metrics={f"train/{name}": value for name, value in metrics.items()},
             seconds=seconds,
             env_failures=len(batch.get("episode_lost", ())),
-            priorities=(batch["index"], abs(errors)) if drawn and errors is not None else None,
+            priorities=(batch["index"], abs(td_error)) if replayed and td_error is not None else None,
         )
 
-    def with_figures(self, figures: Mapping[str, float], **seconds: float) -> TrainStats:
-        """Add figures and seconds, and return it."""
-        self.metrics.update({f"train/{name}": value for name, value in figures.items()})
+    def add_metrics(self, metrics: Mapping[str, float], **seconds: float) -> TrainStats:
+        """Add metrics and seconds, and return the stats."""
+        self.metrics.update({f"train/{name}": value for name, value in metrics.items()})
         self.seconds.update(seconds)
         return self
 
     @classmethod
-    def merged(cls, many: Sequence[TrainStats]) -> TrainStats:
-        """Return the figures of several steps as those of one: sums of steps and seconds, means of the rest."""
+    def merge(cls, stats: Sequence[TrainStats]) -> TrainStats:
+        """Merge the stats of several steps: steps and seconds are summed, metrics averaged."""
         metrics: dict[str, list[float]] = {}
         seconds: Counter[str] = Counter()
-        for one in many:
-            seconds.update(one.seconds)
-            for name, value in one.metrics.items():
+        for part in stats:
+            seconds.update(part.seconds)
+            for name, value in part.metrics.items():
                 metrics.setdefault(name, []).append(value)
         return cls(
-            num_steps=sum(one.num_steps for one in many),
-            returns=np.concatenate([one.returns for one in many]),
-            lengths=np.concatenate([one.lengths for one in many]),
+            num_steps=sum(part.num_steps for part in stats),
+            returns=np.concatenate([part.returns for part in stats]),
+            lengths=np.concatenate([part.lengths for part in stats]),
             metrics={name: float(np.mean(values)) for name, values in metrics.items()},
             seconds=dict(seconds),
-            env_failures=sum(one.env_failures for one in many),
+            env_failures=sum(part.env_failures for part in stats),
         )
 
 
 class CountSteps:
-    """Says what is known of batches that were played and are not trained on by themselves."""
+    """Return the stats of batches that were collected and are not trained on directly."""
 
     def __init__(self, learner: Learner) -> None:
         self.learner = learner
 
     def __call__(self, batch: Batch, *, envelope: Envelope = injected) -> TrainStats:
-        """Return it, with how old the weights were."""
-        return TrainStats.of(batch, self.learner.behind(envelope.version))
+        """Return the stats, with the policy lag."""
+        return TrainStats.of(batch, self.learner.lag_metrics(envelope.version))
 
 
-class MergeStats:
-    """Makes one entry of many training steps: of those that follow a batch that was played, until the next one."""
+class MergeStats(Stateful):
+    """Merge the stats of training steps: from one batch that was collected until the next one. For `combine`."""
+
+    state_attributes: ClassVar[tuple[str, ...]] = ("held",)
 
     def __init__(self) -> None:
         self.held: list[TrainStats] = []
 
     def __call__(self, stats: TrainStats) -> list[TrainStats]:
-        """Return what there was before, if this is of a batch that was played."""
-        done = [TrainStats.merged(self.held)] if stats.num_steps and self.held else []
+        """Return the merged stats so far if these are of a batch that was collected; otherwise none."""
+        done = [TrainStats.merge(self.held)] if stats.num_steps and self.held else []
         self.held = [*([] if done else self.held), stats]
         return done
 
     def finish(self) -> list[TrainStats]:
-        """Return what is left."""
-        return [TrainStats.merged(self.held)] if self.held else []
+        """Return the stats that are left."""
+        return [TrainStats.merge(self.held)] if self.held else []
 
 
 class ReportMetrics(Stateful):
-    """Adds up what training steps say, under the names that people's plots already read (Stable-Baselines3's)."""
+    """Turn stats into rows of metrics, under the names of Stable-Baselines3, which people's plots already read."""
 
     state_attributes: ClassVar[tuple[str, ...]] = (
         "iterations", "timesteps", "episodes", "env_failures", "returns", "lengths", "best",
@@ -129,14 +133,14 @@ class ReportMetrics(Stateful):
         self.start()
 
     def start(self) -> None:
-        """Count the time from now on, after what was counted before."""
+        """Start the clock, adding to the time that was counted before."""
         self._last = self._clock()
         self._begin = self._last - self.elapsed
 
     def __call__(self, stats: TrainStats) -> dict[str, Any]:
-        """Return one line of metrics."""
+        """Return a row of metrics."""
         now = self._clock()
-        spent, self._last = now - self._last, now
+        iteration_seconds, self._last = now - self._last, now
         self.iterations += 1
         self.timesteps += stats.num_steps
         self.episodes += len(stats.returns)
@@ -146,7 +150,7 @@ class ReportMetrics(Stateful):
         mean = self.mean_return
         if mean is not None and self.full:
             self.best = mean if self.best is None else max(self.best, mean)
-        seconds = {"rollouts": max(spent - sum(stats.seconds.values()), 0.0), **stats.seconds}
+        seconds = {"rollouts": max(iteration_seconds - sum(stats.seconds.values()), 0.0), **stats.seconds}
         elapsed = self.elapsed = now - self._begin
         return {
             "time/iterations": self.iterations,
@@ -164,21 +168,21 @@ class ReportMetrics(Stateful):
         }
 
     def state(self) -> Any:
-        """Return what is needed to go on from here."""
+        """Return the state to resume from."""
         return {**super().state(), "wall": self.elapsed}
 
     def restore(self, state: Any) -> None:
-        """Go on from there."""
+        """Resume from a state."""
         super().restore(state)
         self.elapsed = state["wall"]
         self.start()
 
     @property
     def full(self) -> bool:
-        """Whether a hundred episodes have ended."""
+        """Whether at least `WINDOW` episodes have ended."""
         return len(self.returns) == WINDOW
 
     @property
     def mean_return(self) -> float | None:
-        """The mean return of the last hundred episodes."""
+        """The mean return of the last `WINDOW` episodes."""
         return float(np.mean(self.returns)) if self.returns else None

@@ -1,4 +1,4 @@
-"""Rollouts: workers that play, and the stream of what they collect."""
+"""Rollout workers, and the stream of batches that they collect."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 from raceway.agents import Policy, Weights, make_policy
 from raceway.engine.base import Actor
-from raceway.envs import EnvSettings, Purpose, Slots, give_tasks, make_slots, seed_of
+from raceway.envs import EnvSettings, Purpose, Slots, assign_tasks, derive_seed, make_slots
 from raceway.flow import ParIter, Shard, create, injected
-from raceway.learner.learner import copies
+from raceway.learner.learner import copy_weights
 from raceway.rl import Batch
 from raceway.rollouts.collector import Collector
 from raceway.rollouts.recovery import Recovery
@@ -23,17 +23,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutSettings:
-    """What a worker plays, and with what."""
+    """The environment and policy of rollouts, and how they are collected."""
 
     env: EnvSettings
     num_shards: int
     slots_per_shard: int
-    """Environments that step together."""
+    """Environments that are stepped together."""
     seed: int = 0
     network: Any = "mlp"
     hidden: Sequence[int] = field(default=(128,))
     kind: str = "actor"
-    """Of policy; see `make_policy`."""
+    """Kind of policy; see `make_policy`."""
     normalise: bool = False
     """Whether observations are normalised."""
     activation: str | None = None
@@ -41,20 +41,20 @@ class RolloutSettings:
     shared: bool = False
     """Whether an actor-critic is one network with two heads."""
     clip_actions: bool = False
-    """Whether environments get actions within their bounds. What was drawn is what is learnt from."""
+    """Whether environments get actions clipped to their bounds. The sampled action is what is learned from."""
     num_episodes: int | None = None
-    """Whole episodes for all shards together, an item; or"""
+    """Whole episodes per item, over all shards; or"""
     fragment_steps: int | None = None
-    """steps for each environment, an item."""
+    """steps per item, in each environment."""
     items_per_task: int | None = None
-    """Of environments of tasks: how many items a shard plays in one before it is given the next."""
-    repeats: bool = True
-    """Whether an episode depends on its seed alone; of `Slots`."""
+    """For environments with tasks: items that a shard collects in a task before it gets the next."""
+    repeats_from_seed: bool = True
+    """Whether an episode depends on its seed alone; see `Slots`."""
     max_env_failures: int = 10
-    """Failures of a shard's environments that are borne with no episode ended in between; see `Recovery`."""
+    """Failures of a shard's environments that are tolerated with no episode ended in between; see `Recovery`."""
 
     def make_policy(self, observation_space: Any, action_space: Any, seed: int = 0) -> Policy:
-        """Make the policy that plays."""
+        """Create the policy."""
         return make_policy(
             observation_space, action_space, self.network, self.hidden, seed,
             kind=self.kind, normalise=self.normalise, activation=self.activation, shared=self.shared,
@@ -62,111 +62,109 @@ class RolloutSettings:
         )  # fmt: skip
 
     @property
-    def about_policy(self) -> dict[str, Any]:
-        """How the policy is made, and what becomes of its actions, as data."""
+    def policy_settings(self) -> dict[str, Any]:
+        """How the policy is created and its actions are used, as plain data."""
         names = ("kind", "network", "hidden", "normalise", "activation", "shared", "clip_actions")
         return {name: getattr(self, name) for name in names} | {"num_slots": self.slots_per_shard}
 
     @property
-    def leaves_nothing(self) -> bool:
-        """Whether an item leaves nothing behind in the environments that the next one would depend on."""
-        return self.fragment_steps is None and self.repeats
+    def independent_items(self) -> bool:
+        """Whether an item does not depend on the state in which earlier items left the environments."""
+        return self.fragment_steps is None and self.repeats_from_seed
 
 
 class RolloutWorker:
-    """Plays in the environments of some shards, with the newest weights it was sent."""
+    """Collects rollouts in the environments of some shards, with the newest weights it was sent."""
 
     def __init__(self, settings: RolloutSettings, name: str = "") -> None:
         self.settings, self.name = settings, name
         self._policy: Policy | None = None
         self._collectors: dict[int, Collector] = {}
-        self._saved: dict[int, Any] = {}  # of collectors that are not open yet
+        self._snapshots: dict[int, Any] = {}  # of shards whose collector is not created yet
         self._weights: Weights | None = None
-        self._of_shards: Sequence[Weights] = ()
+        self._shard_weights: Sequence[Weights] = ()
 
     def set_weights(self, weights: Weights) -> None:
-        """Play with these from the next item on."""
-        self._weights, self._of_shards = weights, ()
+        """Set the weights of all shards, from the next item on."""
+        self._weights, self._shard_weights = weights, ()
         if self._policy is not None:
             self._policy.load(weights)
 
     def set_shard_weights(self, weights: Sequence[Weights]) -> None:
-        """Play each shard with its own of these, until others come for all."""
-        self._of_shards = weights
+        """Set separate weights for each shard, until the next `set_weights`."""
+        self._shard_weights = weights
 
     def sample(self, *, shard: Shard = injected, number: int = injected) -> Batch:
-        """Collect the item of this number of a shard."""
+        """Collect an item of a shard, by its number."""
         settings = self.settings
-        collector = self._collector(0 if settings.leaves_nothing else shard.number, shard.number)
-        if self._of_shards:
-            self.policy.load(self._of_shards[shard.number])
+        collector = self._collector(0 if settings.independent_items else shard.number, shard.number)
+        if self._shard_weights:
+            self.policy.load(self._shard_weights[shard.number])
         if settings.items_per_task is not None:
             task, of = number // settings.items_per_task, {"shard": shard.number, "num_shards": shard.total}
-            give: Any = partial(give_tasks, seed=settings.seed, number=task, **of)  # type: ignore[arg-type]
-            give(collector.slots)
-            collector.recovery.prepare = give
+            assign: Any = partial(assign_tasks, seed=settings.seed, number=task, **of)  # type: ignore[arg-type]
+            assign(collector.slots)
+            collector.recovery.prepare = assign
         if settings.fragment_steps is not None:
             return collector.fragment(settings.fragment_steps, number)
         return collector.episodes(episodes_of_shard(settings, shard.number), number)
 
-    def _collector(self, place: int, shard: int) -> Collector:
-        collector = self._collectors.get(place)
+    def _collector(self, key: int, shard: int) -> Collector:
+        collector = self._collectors.get(key)
         if collector is None:
-            collector = self._collectors[place] = self._open(shard)
+            collector = self._collectors[key] = self._make_collector(shard)
         collector.shard = shard
         return collector
 
-    def _open(self, shard: int) -> Collector:
+    def _make_collector(self, shard: int) -> Collector:
         settings = self.settings
-        saved = self._saved.pop(shard, None)
-        # Environments that seed themselves must not begin with the same episodes again.
-        begun = 0 if saved is None or "history" in saved else 1 + int(max(saved["episode"]))
-        recovery = Recovery(settings.max_env_failures, partial(self._make_slots, shard), begun)
-        slots = recovery.make(lambda _: (f"worker {self.name}, shard {shard}", 0))
+        snapshot = self._snapshots.pop(shard, None)
+        # Environments that seed themselves must not start with the same episodes again.
+        num_made = 0 if snapshot is None or "history" in snapshot else 1 + int(max(snapshot["episode"]))
+        recovery = Recovery(settings.max_env_failures, partial(self._make_slots, shard), num_made)
+        slots = recovery.make_slots(lambda _: (f"worker {self.name}, shard {shard}", 0))
         if self._policy is None:
-            spaces = slots.observation_space, slots.action_space
-            self._policy = settings.make_policy(*spaces)
+            self._policy = settings.make_policy(slots.observation_space, slots.action_space)
             if self._weights is not None:
                 self._policy.load(self._weights)
-        clips = settings.clip_actions
         collector = Collector(
-            slots, self._policy, seed=settings.seed, shard=shard, worker=self.name, clip_actions=clips,
-            keep_given=settings.kind == "actor-critic", recovery=recovery,
+            slots, self._policy, seed=settings.seed, shard=shard, worker=self.name, clip_actions=settings.clip_actions,
+            keep_network_outputs=settings.kind == "actor-critic", recovery=recovery,
         )  # fmt: skip
-        if saved is not None and not collector.resume(saved):
-            _log.warning("shard %d: environments could not be brought back to where they were; going on", shard)
+        if snapshot is not None and not collector.resume(snapshot):
+            _log.warning("shard %d: environments could not be restored to where they were; continuing", shard)
         return collector
 
-    def _make_slots(self, shard: int, times_before: int) -> Slots:
-        again = [times_before] if times_before else []
-        seed = seed_of(self.settings.seed, Purpose.ENVIRONMENT, shard, *again)
+    def _make_slots(self, shard: int, num_made: int) -> Slots:
+        path = [num_made] if num_made else []
+        seed = derive_seed(self.settings.seed, Purpose.ENVIRONMENT, shard, *path)
         return make_slots(self.settings.env, self.settings.slots_per_shard, seed)
 
     def state(self, *, shard: Shard = injected) -> Any:
-        """Return where the environments of a shard are, if its next item depends on that."""
+        """Return the state of a shard's environments, if its next item depends on it."""
         collector = self._collectors.get(shard.number)
-        if self.settings.leaves_nothing or collector is None:
-            return self._saved.get(shard.number)
-        return collector.saved()
+        if self.settings.independent_items or collector is None:
+            return self._snapshots.get(shard.number)
+        return collector.snapshot()
 
     def restore(self, state: Any, *, shard: Shard = injected) -> None:
-        """Bring the environments of a shard back to where they were."""
-        self._saved[shard.number] = state
-        if self.settings.items_per_task is None:  # else they are when they are given their task
+        """Restore the environments of a shard to where they were."""
+        self._snapshots[shard.number] = state
+        if self.settings.items_per_task is None:  # otherwise when they are assigned their task
             self._collector(shard.number, shard.number)
 
     def weights(self) -> Weights | None:
-        """Return what it plays with."""
-        return self._weights if self._policy is None else copies(self._policy.weights())
+        """Return the current weights."""
+        return self._weights if self._policy is None else copy_weights(self._policy.weights())
 
     @property
     def policy(self) -> Policy:
-        """What it plays with."""
-        assert self._policy is not None, "nothing was played yet"
+        """The policy; it is created with the first item."""
+        assert self._policy is not None, "no item was collected yet"
         return self._policy
 
     def pid(self) -> int:
-        """Return the process it lives in."""
+        """Return the id of its process."""
         return os.getpid()
 
     def close(self) -> None:
@@ -177,18 +175,18 @@ class RolloutWorker:
 
 
 def episodes_of_shard(settings: RolloutSettings, shard: int) -> list[int]:
-    """Return how many of an item's episodes each slot of a shard plays. They are dealt out to all shards in turn.
+    """Return how many of an item's episodes each slot of a shard collects. Shards take turns.
 
     >>> settings = RolloutSettings(env=EnvSettings("cartpole"), num_shards=2, slots_per_shard=2, num_episodes=5)
     >>> episodes_of_shard(settings, 0), episodes_of_shard(settings, 1)
     ([2, 1], [1, 1])
     """
     total = settings.num_shards * settings.slots_per_shard
-    each, rest = divmod(settings.num_episodes or 0, total)
-    return [each + (slot * settings.num_shards + shard < rest) for slot in range(settings.slots_per_shard)]
+    per_slot, rest = divmod(settings.num_episodes or 0, total)
+    return [per_slot + (slot * settings.num_shards + shard < rest) for slot in range(settings.slots_per_shard)]
 
 
 def parallel_rollouts(workers: Sequence[Actor], settings: RolloutSettings) -> ParIter[Batch]:
-    """Make the stream of what workers collect, in shards that do not depend on how many workers there are."""
-    moves = settings.leaves_nothing
+    """Return the stream of batches that workers collect. Its shards do not depend on the number of workers."""
+    moves = settings.independent_items
     return create(workers, "sample", num_shards=settings.num_shards, seed=settings.seed, moves=moves)

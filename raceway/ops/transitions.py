@@ -1,4 +1,4 @@
-"""From fragments of rollouts to the rows that replay holds."""
+"""Operators that turn rollout fragments into the rows of a replay buffer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from raceway.state import Stateful
 
 
 class Transitions(Stateful):
-    """Makes transitions of fragments, over n steps. On shards: what the last steps lack comes with the next one."""
+    """Turn fragments into n-step transitions. On shards: the last steps are held back until the next fragment."""
 
     state_attributes: ClassVar[tuple[str, ...]] = ("held",)
 
@@ -20,27 +20,27 @@ class Transitions(Stateful):
         self.held: Batch | None = None
 
     def __call__(self, batch: Batch) -> Batch:
-        """Return them, with what is known of the episodes that ended."""
-        made, self.held = n_step_transitions(batch, self.gamma, self.n, self.held)
-        return made | _of_episodes(batch)
+        """Return the transitions, with the columns of episodes that ended."""
+        rows, self.held = n_step_transitions(batch, self.gamma, self.n, self.held)
+        return rows | _episode_columns(batch)
 
 
 class Sequences(Stateful):
-    """Makes sequences of so many steps of fragments, each sharing `overlap` steps with the one before. On shards."""
+    """Turn fragments into sequences of `length` steps that overlap by `overlap` steps. On shards."""
 
     state_attributes: ClassVar[tuple[str, ...]] = ("held",)
 
     def __init__(self, length: int, overlap: int = 0) -> None:
         self.length, self.overlap = check_int("length", length), check_int("overlap", overlap, 0)
         if overlap >= length:
-            raise ConfigError(f"sequences of {length} steps cannot share {overlap} with the one before. Share fewer.")
+            raise ConfigError(f"sequences of {length} steps cannot overlap by {overlap}. Make overlap smaller.")
         self.held: Batch | None = None
 
     def __call__(self, batch: Batch) -> Batch:
-        """Return them, with what is known of the episodes that ended. There may be none yet."""
-        made, self.held = sequences(batch, self.length, self.overlap, self.held)
-        return made | _of_episodes(batch)
+        """Return the sequences, if any are complete, with the columns of episodes that ended."""
+        rows, self.held = sequences(batch, self.length, self.overlap, self.held)
+        return rows | _episode_columns(batch)
 
 
-def _of_episodes(batch: Batch) -> Batch:
+def _episode_columns(batch: Batch) -> Batch:
     return {name: column for name, column in batch.items() if name.startswith("episode_")}

@@ -1,4 +1,4 @@
-"""A replay buffer: the newest rows of experience, drawn from uniformly or by priority."""
+"""A replay buffer: the newest rows of experience, sampled uniformly or by priority."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from raceway.checks import check_int
 from raceway.errors import ConfigError, ReplayEmpty
 from raceway.replay.frames import FrameStorage
 from raceway.replay.samplers import PrioritizedSampler, UniformSampler
-from raceway.replay.storage import ReplayStorage, num_rows
+from raceway.replay.storage import ReplayStorage, common_length
 from raceway.rl.batch import Batch, tree_map
 
 Array = np.ndarray
 
 
 class Replay:
-    """Holds the newest `capacity` rows. A row is a transition, a sequence, or whatever the columns of batches have.
+    """Holds the newest `capacity` rows. A row is a transition, a sequence, or any other row of a batch.
 
-    Rows are numbered as they come in; a sample says the numbers of its rows as `index`.
+    Rows are numbered in the order of insertion; a sample has the numbers of its rows as `index`.
 
     >>> replay = Replay(100, seed=0)
     >>> replay.insert({"obs": np.arange(5.0), "reward": np.ones(5)})
@@ -27,23 +27,23 @@ class Replay:
     ['index', 'obs', 'reward']
 
     Args:
-        capacity: rows that it holds.
-        seed: of what is drawn.
-        alpha: how much priorities count (Schaul et al. 2016, α): 0 not at all, 1 in proportion. Without it, rows are
-            drawn uniformly.
-        beta: how far `weight`, which a sample then has, makes up for that (β).
-        stacked: whether `obs` and `next_obs` are stacks of frames, [K, ...], whose frames are to be stored once.
+        capacity: the largest number of rows.
+        seed: the seed for sampling.
+        alpha: the exponent α of priorities (Schaul et al. 2016), from 0 for uniform to 1 for proportional sampling.
+            Without it, sampling is uniform and there are no priorities.
+        beta: the exponent β of the importance weights, which a prioritised sample has as `weight`.
+        stacked: whether `obs` and `next_obs` are stacks of frames, [K, ...], of which each frame is stored only once.
     """
 
     def __init__(
         self, capacity: int, *, seed: int = 0, alpha: float | None = None, beta: float = 0.4, stacked: bool = False
     ) -> None:
         self.capacity = check_int("capacity", capacity)
-        self.next = 0  # the number of the next row
-        self.first = 0  # that of the oldest
+        self.next = 0  # number of the next row
+        self.first = 0  # number of the oldest row
         self.random = np.random.default_rng(seed)
-        self.columns: ReplayStorage = FrameStorage(capacity) if stacked else ReplayStorage(capacity)
-        self.drawing: UniformSampler | PrioritizedSampler = (
+        self.storage: ReplayStorage = FrameStorage(capacity) if stacked else ReplayStorage(capacity)
+        self.sampler: UniformSampler | PrioritizedSampler = (
             UniformSampler() if alpha is None else PrioritizedSampler(capacity, alpha, beta)
         )
 
@@ -52,57 +52,57 @@ class Replay:
 
     @property
     def inserted(self) -> int:
-        """How many rows were put in."""
+        """The number of rows inserted so far."""
         return self.next
 
     @property
     def evicted(self) -> int:
-        """How many had to leave for newer ones."""
+        """The number of rows overwritten by newer ones."""
         return self.first
 
     def insert(self, batch: Batch, priorities: Array | None = None) -> None:
-        """Put in the rows of a batch. The oldest leave."""
-        num = num_rows(batch)
+        """Insert the rows of a batch, and evict the oldest rows if there is no room."""
+        num = common_length(batch)
         if num == 0:
             return
-        skipped = max(num - self.capacity, 0)  # these would leave at once
+        skipped = max(num - self.capacity, 0)  # these would be evicted at once
         begin, end = self.next + skipped, self.next + num
-        self.columns.write(tree_map(lambda column: column[skipped:], batch), begin)
-        oldest = self.columns.first_whole(max(end - self.capacity, self.first), end)
-        self.drawing.left(self.first, min(oldest, self.next))
-        self.drawing.added(max(begin, oldest), end)
+        self.storage.write(tree_map(lambda column: column[skipped:], batch), begin)
+        oldest = self.storage.first_complete(max(end - self.capacity, self.first), end)
+        self.sampler.on_evict(self.first, min(oldest, self.next))
+        self.sampler.on_insert(max(begin, oldest), end)
         self.first, self.next = oldest, end
         if priorities is not None:
             self.update(np.arange(begin, end), priorities[skipped:])
 
     def sample(self, num: int) -> Batch:
-        """Draw so many rows, with replacement."""
+        """Sample `num` rows, with replacement."""
         if not len(self):
-            raise ReplayEmpty("nothing can be drawn from a replay buffer that holds nothing yet. Insert rows first.")
-        numbers, more = self.drawing.draw(self.random, num, self.first, self.next)
-        return {**self.columns.read(numbers % self.capacity), "index": numbers, **more}
+            raise ReplayEmpty("cannot sample from an empty replay buffer. Insert rows first.")
+        numbers, columns = self.sampler.sample(self.random, num, self.first, self.next)
+        return {**self.storage.read(numbers % self.capacity), "index": numbers, **columns}
 
     def update(self, index: Array, priorities: Array) -> None:
-        """Give the rows of these numbers new priorities. Those that have left are passed over."""
-        there = index >= self.first
-        self.drawing.update(index[there], np.asarray(priorities)[there])
+        """Set the priorities of the rows with these numbers. Rows that were evicted are skipped."""
+        present = index >= self.first
+        self.sampler.update(index[present], np.asarray(priorities)[present])
 
     def state(self) -> Any:
-        """Return what is needed to go on from here, exactly."""
+        """Return the whole state, from which sampling continues exactly."""
         used = min(self.next, self.capacity)
-        about = {"capacity": self.capacity, "first": self.first, "next": self.next}
-        kept = {"columns": self.columns.state(used), "drawing": self.drawing.state(used)}
-        return {**about, **kept, "random": self.random.bit_generator.state}
+        sizes = {"capacity": self.capacity, "first": self.first, "next": self.next}
+        parts = {"columns": self.storage.state(used), "drawing": self.sampler.state(used)}
+        return {**sizes, **parts, "random": self.random.bit_generator.state}
 
     def restore(self, state: Any) -> None:
-        """Go on from there."""
+        """Restore a state."""
         if state["capacity"] != self.capacity:
             raise ConfigError(
-                f"the state is of a replay buffer of a capacity of {state['capacity']}, and this has one of "
-                f"{self.capacity}. Make one of the same size."
+                f"the state is that of a replay buffer with a capacity of {state['capacity']}, and this one has "
+                f"{self.capacity}. Make a buffer of the same capacity."
             )
         self.first, self.next = state["first"], state["next"]
         used = min(self.next, self.capacity)
-        self.columns.restore(state["columns"], used)
-        self.drawing.restore(state["drawing"], used)
+        self.storage.restore(state["columns"], used)
+        self.sampler.restore(state["drawing"], used)
         self.random.bit_generator.state = state["random"]

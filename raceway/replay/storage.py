@@ -1,4 +1,4 @@
-"""A ring of rows: arrays of a fixed length that are written over from the beginning."""
+"""A ring buffer of rows: arrays of fixed length that are overwritten from the start."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ Array = np.ndarray
 
 
 class ReplayStorage:
-    """The columns of batches, each an array of `capacity` rows."""
+    """Holds the columns of batches, each as an array of `capacity` rows."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.arrays: Batch = {}
 
     def write(self, batch: Batch, number: int) -> None:
-        """Put in the rows of a batch, at most `capacity`, of which the first has this number."""
+        """Write the rows of a batch, at most `capacity`; `number` is the number of the first row."""
         if not self.arrays:
             self.arrays = self._empty(batch)
         check_columns(self.arrays, batch)
-        place, num = number % self.capacity, num_rows(batch)
-        fits = min(num, self.capacity - place)
+        begin, num = number % self.capacity, common_length(batch)
+        fits = min(num, self.capacity - begin)  # rows before the end of the ring
 
         def write(column: Array, rows: Array) -> None:
-            column[place : place + fits] = rows[:fits]
+            column[begin : begin + fits] = rows[:fits]
             column[: num - fits] = rows[fits:]
 
         tree_map(write, self.arrays, batch)
@@ -37,29 +37,31 @@ class ReplayStorage:
     def _empty(self, like: Batch) -> Batch:
         return tree_map(lambda part: np.zeros((self.capacity, *part.shape[1:]), part.dtype), like)
 
-    def read(self, places: Array) -> Batch:
-        """Return the rows at some places."""
-        return tree_map(lambda column: column.take(places, axis=0), self.arrays)
+    def read(self, positions: Array) -> Batch:
+        """Return the rows at these positions in the ring."""
+        return tree_map(lambda column: column.take(positions, axis=0), self.arrays)
 
-    def first_whole(self, first: int, end: int) -> int:
-        """Return the number of the first row, from one to another, of which everything is still there."""
+    def first_complete(self, first: int, end: int) -> int:
+        """Return the number of the first row in [first, end) that is completely stored."""
         return first
 
     def state(self, used: int) -> Any:
-        """Return what the first rows hold."""
+        """Return the first `used` rows."""
         return {"arrays": tree_map(lambda column: column[:used].copy(), self.arrays)}
 
     def restore(self, state: Any, used: int) -> None:
-        """Hold that."""
+        """Restore a state of `used` rows."""
         self.arrays = self._empty(state["arrays"])
         tree_map(lambda column, part: np.copyto(column[:used], part), self.arrays, state["arrays"])
 
 
-def num_rows(batch: Batch) -> int:
-    """Return how many rows the columns of a batch have."""
+def common_length(batch: Batch) -> int:
+    """Return the number of rows of a batch. Raise ConfigError if its columns have different lengths."""
     sizes = {len(column) for column in _leaves(batch)}
     if len(sizes) != 1:
-        raise ConfigError(f"the columns of a batch for replay have one length, not {sorted(sizes)}: {list(batch)}")
+        raise ConfigError(
+            f"the columns of a replay batch must have the same length, not {sorted(sizes)}: {list(batch)}"
+        )
     return sizes.pop()
 
 
@@ -70,15 +72,15 @@ def _leaves(tree: Any) -> list[Array]:
 
 
 def check_columns(columns: Any, batch: Any, name: str = "") -> None:
-    """Refuse rows that do not fit beside those that are there: numpy would repeat or round them without a word."""
+    """Raise ConfigError if rows do not fit the stored columns: numpy would silently broadcast or round them."""
     if isinstance(columns, Mapping):
         if not isinstance(batch, Mapping) or columns.keys() != batch.keys():
-            shown = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
-            raise ConfigError(f"replay holds the columns {list(columns)}{name}, and these are {shown}")
+            actual = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
+            raise ConfigError(f"the replay buffer has the columns {list(columns)}{name}, but the batch has {actual}")
         for key in columns:
             check_columns(columns[key], batch[key], f" of {key!r}")
     elif columns.shape[1:] != batch.shape[1:] or columns.dtype != batch.dtype:
         raise ConfigError(
-            f"replay holds rows{name} of shape {columns.shape[1:]} and type {columns.dtype}, and these are of shape "
-            f"{batch.shape[1:]} and type {batch.dtype}"
+            f"the replay buffer has rows{name} of shape {columns.shape[1:]} and type {columns.dtype}, but the batch "
+            f"has shape {batch.shape[1:]} and type {batch.dtype}"
         )

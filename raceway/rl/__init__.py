@@ -1,11 +1,11 @@
-"""The mathematics of reinforcement learning as small pure functions on arrays, and what a batch of them is."""
+"""Reinforcement learning mathematics as small pure functions on arrays, and the batch that they work on."""
 
 from raceway.rl.advantages import VTrace, generalised_advantages, v_trace
 from raceway.rl.baselines import baseline_advantages, linear_baseline
-from raceway.rl.batch import Batch, concat, num_rows, num_steps, parts_of, rows_of, tree_map
+from raceway.rl.batch import Batch, concat, num_rows, num_steps, split_episodes, tree_map, without_episode_columns
 from raceway.rl.returns import discounted_returns, episode_sums, standardise_episodes
-from raceway.rl.schedules import Linear
-from raceway.rl.spaces import empty, fill, obs_space_of, row_of
+from raceway.rl.schedules import LinearSchedule
+from raceway.rl.spaces import empty, fill, network_obs_space, row_of
 from raceway.rl.statistics import (
     bootstrap_interval,
     improvement_interval,
@@ -16,7 +16,7 @@ from raceway.rl.transitions import n_step_transitions, next_obs_of, sequences
 
 __all__ = [
     "Batch",
-    "Linear",
+    "LinearSchedule",
     "VTrace",
     "baseline_advantages",
     "bootstrap_interval",
@@ -30,16 +30,16 @@ __all__ = [
     "interquartile_mean",
     "linear_baseline",
     "n_step_transitions",
+    "network_obs_space",
     "next_obs_of",
     "num_rows",
     "num_steps",
-    "obs_space_of",
-    "parts_of",
     "probability_of_improvement",
     "row_of",
-    "rows_of",
     "sequences",
+    "split_episodes",
     "standardise_episodes",
     "tree_map",
     "v_trace",
+    "without_episode_columns",
 ]

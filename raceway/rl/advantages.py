@@ -1,6 +1,6 @@
-"""How much better than expected: advantages and value targets over fragments of experience, [T, B].
+"""Advantages and value targets over rollout fragments, [T, B].
 
-An episode that was cut short is one that ended here: what would have followed must be in its last reward already.
+Here a truncated episode has ended like a terminated one: its last reward must already include the bootstrapped value.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ def generalised_advantages(
     Args:
         rewards: rₜ, [T, B].
         values: V(sₜ), [T, B].
-        last_value: V of what is seen after the last step, [B].
+        last_value: V of the observation after the last step, [B].
         ended: whether the episode ends with this step, [T, B].
         gamma: the discount γ.
-        lam: how far to look, λ.
+        lam: the decay λ of later TD errors.
 
     >>> column = np.array([[1.0], [1.0]])
     >>> generalised_advantages(column, 0 * column, np.array([4.0]), column < 0, gamma=0.5, lam=1.0).ravel().tolist()
     [2.5, 3.0]
     """
-    goes_on = gamma * ~ended
+    discounts = gamma * ~ended
     deltas = rewards - values
-    deltas[:-1] += goes_on[:-1] * values[1:]
-    deltas[-1] += goes_on[-1] * last_value
-    fades = lam * goes_on
-    for now in range(len(deltas) - 2, -1, -1):
-        deltas[now] += fades[now] * deltas[now + 1]
+    deltas[:-1] += discounts[:-1] * values[1:]
+    deltas[-1] += discounts[-1] * last_value
+    decays = lam * discounts
+    for t in range(len(deltas) - 2, -1, -1):
+        deltas[t] += decays[t] * deltas[t + 1]
     return deltas
 
 
 class VTrace(NamedTuple):
-    """What V-trace gives for a fragment."""
+    """The result of V-trace for a fragment, both [T, B]."""
 
     targets: Array
-    """Of the values, vₜ."""
+    """Value targets vₜ."""
     advantages: Array
-    """Of the policy gradient: ρₜ (rₜ + γ vₜ₊₁ - V(sₜ))."""
+    """Advantages of the policy gradient: ρₜ (rₜ + γ vₜ₊₁ - V(sₜ))."""
 
 
 def v_trace(
@@ -63,33 +63,33 @@ def v_trace(
     max_rho: float = 1.0,
     max_c: float = 1.0,
 ) -> VTrace:
-    """Return targets and advantages for actions that an older policy chose.
+    """Return value targets and advantages for actions of an older policy.
 
     Espeholt et al. 2018, https://arxiv.org/abs/1802.01561, eq. 1: vₜ = V(sₜ) + δₜ + γ cₜ (vₜ₊₁ - V(sₜ₊₁)), with
     δₜ = ρₜ (rₜ + γ V(sₜ₊₁) - V(sₜ)), ρₜ = min(ρ̄, π/μ) and cₜ = λ min(c̄, π/μ).
 
     Args:
-        log_ratios: log π(aₜ|sₜ) - log μ(aₜ|sₜ), [T, B]; π is the policy now, μ the one that chose.
+        log_ratios: log π(aₜ|sₜ) - log μ(aₜ|sₜ), [T, B]; π is the current policy, μ the behaviour policy.
         rewards: rₜ, [T, B].
         values: V(sₜ), [T, B].
-        last_value: V of what is seen after the last step, [B].
+        last_value: V of the observation after the last step, [B].
         ended: whether the episode ends with this step, [T, B].
         gamma: the discount γ.
-        lam: how far to look, λ.
-        max_rho: the most that an action counts, ρ̄.
-        max_c: the most that what follows it counts, c̄.
+        lam: the decay λ of later TD errors.
+        max_rho: the largest importance weight of an action, ρ̄.
+        max_c: the largest importance weight of the steps after it, c̄.
 
     >>> column = np.array([[1.0], [1.0]])
     >>> v_trace(0 * column, column, 0 * column, np.array([4.0]), column < 0, gamma=0.5).targets.ravel().tolist()
     [2.5, 3.0]
     """
     ratios = np.exp(log_ratios)
-    rho, goes_on = np.minimum(ratios, max_rho), gamma * ~ended
-    following = np.concatenate([values[1:], last_value[None]])
-    above = rho * (rewards + goes_on * following - values)  # vₜ - V(sₜ), once what follows is added
-    fades = lam * goes_on * np.minimum(ratios, max_c)
-    for now in range(len(above) - 2, -1, -1):
-        above[now] += fades[now] * above[now + 1]
-    targets = values + above
-    after = np.concatenate([targets[1:], last_value[None]])
-    return VTrace(targets, rho * (rewards + goes_on * after - values))
+    rho, discounts = np.minimum(ratios, max_rho), gamma * ~ended
+    next_values = np.concatenate([values[1:], last_value[None]])
+    corrections = rho * (rewards + discounts * next_values - values)  # δₜ; after the loop, vₜ - V(sₜ)
+    decays = lam * discounts * np.minimum(ratios, max_c)
+    for t in range(len(corrections) - 2, -1, -1):
+        corrections[t] += decays[t] * corrections[t + 1]
+    targets = values + corrections
+    next_targets = np.concatenate([targets[1:], last_value[None]])
+    return VTrace(targets, rho * (rewards + discounts * next_targets - values))

@@ -1,4 +1,4 @@
-"""A batch: a nested mapping of arrays, one row a step.
+"""A batch: a nested mapping of arrays, with one row for each step.
 
 Observations of a Dict space keep their keys, so `batch["obs"]` is an array or a mapping of arrays.
 """
@@ -15,7 +15,7 @@ Batch = dict[str, Any]
 
 
 def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """Apply a function to every array of a tree, or of several of one shape.
+    """Apply a function to every array of a tree, or to the arrays of several trees with the same keys.
 
     >>> tree_map(lambda x: x + 1, {"a": 1, "b": {"c": 2}})
     {'a': 2, 'b': {'c': 3}}
@@ -26,7 +26,7 @@ def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
 
 
 def concat(batches: Sequence[Batch]) -> Batch:
-    """Put batches behind one another, column by column.
+    """Concatenate batches, column by column.
 
     >>> concat([{"reward": np.array([1.0])}, {"reward": np.array([2.0, 3.0])}])
     {'reward': array([1., 2., 3.])}
@@ -35,12 +35,12 @@ def concat(batches: Sequence[Batch]) -> Batch:
         return batches[0]
     for other in batches[1:]:
         if other.keys() != batches[0].keys():
-            raise ValueError(f"batches of other columns cannot be joined: {list(batches[0])} and {list(other)}")
+            raise ValueError(f"cannot concatenate batches with different columns: {list(batches[0])} and {list(other)}")
     return tree_map(lambda *columns: np.concatenate(columns), *batches)
 
 
 def num_steps(batch: Batch) -> int:
-    """Return how many steps of an environment a batch holds.
+    """Return the number of environment steps in a batch.
 
     >>> num_steps({"reward": np.zeros((5, 2))})
     10
@@ -50,25 +50,25 @@ def num_steps(batch: Batch) -> int:
     return int(np.size(batch["reward"])) if "reward" in batch else len(batch["action"])
 
 
-def parts_of(batch: Batch, num_steps: int) -> list[Batch]:
-    """Divide whole episodes that lie behind one another into batches of at least so many steps, the last maybe fewer.
+def split_episodes(batch: Batch, min_steps: int) -> list[Batch]:
+    """Split a batch of concatenated episodes into batches of at least `min_steps` steps; the last may have fewer.
 
     >>> batch = {"reward": np.arange(6), "length": np.array([2, 1, 3])}
-    >>> [part["reward"].tolist() for part in parts_of(batch, 3)]
+    >>> [part["reward"].tolist() for part in split_episodes(batch, 3)]
     [[0, 1, 2], [3, 4, 5]]
     """
     lengths = batch["length"]
     ends = np.cumsum(lengths)
-    places, begin = [0], 0
-    for place, end in enumerate(ends.tolist(), 1):
-        if end - begin >= num_steps:
-            places.append(place)
+    edges, begin = [0], 0  # episode indices at which parts begin and end
+    for index, end in enumerate(ends.tolist(), 1):
+        if end - begin >= min_steps:
+            edges.append(index)
             begin = end
-    if places[-1] != len(lengths):
-        places.append(len(lengths))
+    if edges[-1] != len(lengths):
+        edges.append(len(lengths))
     steps = [0, *ends.tolist()]
     total = steps[-1]
-    cuts = [(slice(steps[a], steps[b]), slice(a, b)) for a, b in pairwise(places)]
+    cuts = [(slice(steps[a], steps[b]), slice(a, b)) for a, b in pairwise(edges)]
     return [
         {
             name: tree_map(lambda rows, cut=cut: rows[cut[0] if len(rows) == total else cut[1]], column)
@@ -78,17 +78,17 @@ def parts_of(batch: Batch, num_steps: int) -> list[Batch]:
     ]
 
 
-def rows_of(batch: Batch) -> Batch:
-    """Return a batch without the figures of episodes that ended, which are not of its rows.
+def without_episode_columns(batch: Batch) -> Batch:
+    """Return a batch without the `episode_*` columns, which have one row for each finished episode.
 
-    >>> list(rows_of({"reward": np.zeros(2), "episode_return": np.zeros(1)}))
+    >>> list(without_episode_columns({"reward": np.zeros(2), "episode_return": np.zeros(1)}))
     ['reward']
     """
     return {name: column for name, column in batch.items() if not name.startswith("episode_")}
 
 
 def num_rows(batch: Batch) -> int:
-    """Return how many rows a batch has, by its first column.
+    """Return the number of rows of a batch, by its first column.
 
     >>> num_rows({"obs": {"left": np.zeros((3, 2))}})
     3

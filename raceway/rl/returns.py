@@ -1,4 +1,4 @@
-"""Returns of whole episodes that lie behind one another in one array."""
+"""Returns of whole episodes that are concatenated in one array."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ Array = np.ndarray
 
 
 def discounted_returns(rewards: Array, lengths: Array, gamma: float) -> Array:
-    """Return Gₜ = rₜ + γ Gₜ₊₁, which begins anew in every episode.
+    """Return the discounted returns Gₜ = rₜ + γ Gₜ₊₁ within every episode, [N].
 
-    Sutton & Barto 2018, eq. 3.9. All episodes are worked on at once, from their last step backwards: each pass doubles
-    how many of the steps that follow are in the sum, so there are ten passes for a thousand steps.
+    Sutton & Barto 2018, eq. 3.9. All episodes are computed at once, from their last step backwards: each pass doubles
+    the number of later steps in the sum, so a thousand steps take ten passes.
 
     Args:
-        rewards: rₜ of episode after episode, [N].
-        lengths: the steps of each episode, [E], with sum N.
+        rewards: rₜ of the concatenated episodes, [N].
+        lengths: the number of steps of each episode, [E]; their sum is N.
         gamma: the discount γ.
 
     >>> discounted_returns(np.array([1.0, 2.0, 4.0, 8.0]), np.array([3, 1]), gamma=0.5)
@@ -52,6 +52,6 @@ def episode_sums(values: Array, lengths: Array) -> Array:
 
 
 def _from_end(lengths: Array) -> tuple[Array, Array]:
-    """Return for every step how many steps of its episode follow, and which episode it is of."""
+    """Return, for every step, the number of later steps in its episode and the index of the episode, both [N]."""
     ends = np.repeat(np.cumsum(lengths), lengths)
     return ends - 1 - np.arange(len(ends)), np.repeat(np.arange(len(lengths)), lengths)

@@ -1,4 +1,4 @@
-"""Numbers that change while a run goes on."""
+"""Schedules: settings that change during a run."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Linear:
-    """From one number to another over so many steps of environments, and then the same.
+class LinearSchedule:
+    """Change linearly from `start` to `end` over `over` environment steps, then stay at `end`.
 
-    >>> epsilon = Linear(1.0, 0.1, over=1000)
+    >>> epsilon = LinearSchedule(1.0, 0.1, over=1000)
     >>> epsilon(0), round(epsilon(500), 3), epsilon(2000)
     (1.0, 0.55, 0.1)
     """
@@ -19,6 +19,6 @@ class Linear:
     over: float
 
     def __call__(self, steps: int) -> float:
-        """Return the number after so many steps."""
-        part = min(1.0, steps / self.over) if self.over else 1.0
-        return (1 - part) * self.start + part * self.end
+        """Return the value after this number of environment steps."""
+        progress = min(1.0, steps / self.over) if self.over else 1.0
+        return (1 - progress) * self.start + progress * self.end

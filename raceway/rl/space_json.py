@@ -1,4 +1,4 @@
-"""Spaces as JSON, so that whoever reads a run knows what its policy saw and did without making the environment."""
+"""Spaces as JSON, so that a policy can be loaded from its run without making the environment."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from raceway.checks import check_choice
 from raceway.errors import ConfigError
 
 Array = np.ndarray
-MOST = 1 << 26
-"""Numbers in a sample of a space that is read, at most: a line of text may claim any number of them."""
+MAX_NUMBERS = 1 << 26
+"""Largest number of elements in a space that is read: a line of JSON can claim any number of them."""
 
 
 def space_to_json(space: spaces.Space) -> dict[str, Any]:
-    """Describe a space by what JSON can hold. Numbers that are not finite become text, for JSON has none.
+    """Describe a space in JSON types. Numbers that are not finite become strings, as JSON has none.
 
     >>> space_to_json(spaces.Box(-np.inf, 1, (3,)))
     {'type': 'Box', 'low': '-inf', 'high': 1.0, 'shape': [3], 'dtype': 'float32'}
@@ -34,16 +34,16 @@ def space_to_json(space: spaces.Space) -> dict[str, Any]:
     if isinstance(space, spaces.MultiBinary):
         return {"type": "MultiBinary", "n": space.n if isinstance(space.n, int) else [int(size) for size in space.n]}
     if isinstance(space, spaces.Dict):
-        strange = [key for key in space.spaces if not isinstance(key, str)]
-        if strange:
-            raise ConfigError(f"the key {strange[0]!r} of {space} cannot be written as JSON: use text for the keys")
-        # Pairs, for the order of the parts is that of a network's inputs.
+        other_keys = [key for key in space.spaces if not isinstance(key, str)]
+        if other_keys:
+            raise ConfigError(f"the key {other_keys[0]!r} of {space} cannot be written as JSON: use strings as keys")
+        # Pairs, because the order of the parts is that of a network's inputs.
         return {"type": "Dict", "spaces": [[key, space_to_json(part)] for key, part in space.spaces.items()]}
     if isinstance(space, spaces.Tuple):
         return {"type": "Tuple", "spaces": [space_to_json(part) for part in space.spaces]}
     raise ConfigError(
-        f"a space of type {type(space).__name__} cannot be written as JSON: {space}. Use {', '.join(_READ)}; a wrapper "
-        "of the environment can convert."
+        f"a space of type {type(space).__name__} cannot be written as JSON: {space}. Use {', '.join(_READERS)}, or "
+        "convert the space with a wrapper."
     )
 
 
@@ -54,24 +54,24 @@ def space_from_json(doc: Mapping[str, Any]) -> spaces.Space:
     Discrete(4, start=1)
     """
     if not isinstance(doc, Mapping) or not isinstance(doc.get("type"), str):
-        raise ConfigError(f"{doc!r} describes no space: it must have a type, one of {', '.join(_READ)}")
-    kind = check_choice("type of space", doc["type"], _READ)
+        raise ConfigError(f"{doc!r} does not describe a space: its type must be one of {', '.join(_READERS)}")
+    kind = check_choice("type of space", doc["type"], _READERS)
     try:
-        if _size(doc) > MOST:
-            raise ConfigError(f"a {kind} space of {_size(doc):,} numbers is refused: there may be {MOST:,} at most")
-        return _READ[kind](doc)
+        if _size(doc) > MAX_NUMBERS:
+            raise ConfigError(f"a {kind} space of {_size(doc):,} numbers is too large: the limit is {MAX_NUMBERS:,}")
+        return _READERS[kind](doc)
     except KeyError as error:
         raise ConfigError(f"the description of a {kind} space has no {error}: {dict(doc)}") from error
     except RecursionError as error:
-        raise ConfigError(f"a {kind} space has too many others within one another") from error
+        raise ConfigError(f"a {kind} space is nested too deeply") from error
     except (TypeError, ValueError, AttributeError, OverflowError, MemoryError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{dict(doc)} describes no {kind} space: {error}") from error
+        raise ConfigError(f"{dict(doc)} does not describe a {kind} space: {error}") from error
 
 
 def _size(doc: Any) -> int:
-    """Return how many numbers a sample of a space has, before anything is made of its description."""
+    """Return the number of elements of a space from its description, before anything is allocated."""
     if not isinstance(doc, Mapping):
         return 0
     if doc.get("type") in ("Dict", "Tuple"):
@@ -79,30 +79,30 @@ def _size(doc: Any) -> int:
     sizes = doc["shape"] if doc.get("type") == "Box" else doc["n"] if doc.get("type") == "MultiBinary" else [0]
     sizes = sizes if isinstance(sizes, list) else [sizes]
     if not all(isinstance(size, int) for size in sizes):
-        raise TypeError(f"{sizes} are no sizes")
+        raise TypeError(f"{sizes} are not sizes")
     return math.prod(sizes)
 
 
 def _box(doc: Mapping[str, Any]) -> spaces.Box:
-    shape, kind = tuple(doc["shape"]), np.dtype(doc["dtype"])
-    low, high = (np.broadcast_to(_numbers(doc[side], kind), shape).copy() for side in ("low", "high"))
-    return spaces.Box(low, high, shape, kind.type)
+    shape, dtype = tuple(doc["shape"]), np.dtype(doc["dtype"])
+    low, high = (np.broadcast_to(_bounds(doc[side], dtype), shape).copy() for side in ("low", "high"))
+    return spaces.Box(low, high, shape, dtype.type)
 
 
 def _discrete(doc: Mapping[str, Any]) -> spaces.Discrete:
-    kind = np.dtype(doc["dtype"])
-    made = spaces.Discrete(doc["n"], start=doc["start"])
-    if kind != made.dtype:  # which older versions of Gymnasium do not take
-        made = spaces.Discrete(doc["n"], start=doc["start"], dtype=kind.type)
-    return made
+    dtype = np.dtype(doc["dtype"])
+    space = spaces.Discrete(doc["n"], start=doc["start"])
+    if dtype != space.dtype:  # older versions of Gymnasium have no dtype argument
+        space = spaces.Discrete(doc["n"], start=doc["start"], dtype=dtype.type)
+    return space
 
 
 def _multi_discrete(doc: Mapping[str, Any]) -> spaces.MultiDiscrete:
-    kind = np.dtype(doc["dtype"]).type
-    return spaces.MultiDiscrete(np.array(doc["nvec"], kind), dtype=kind, start=np.array(doc["start"], kind))
+    dtype = np.dtype(doc["dtype"]).type
+    return spaces.MultiDiscrete(np.array(doc["nvec"], dtype), dtype=dtype, start=np.array(doc["start"], dtype))
 
 
-_READ: dict[str, Any] = {
+_READERS: dict[str, Any] = {
     "Box": _box,
     "Discrete": _discrete,
     "MultiDiscrete": _multi_discrete,
@@ -113,24 +113,24 @@ _READ: dict[str, Any] = {
 
 
 def _compact(bounds: Array) -> Any:
-    """Return one number if they are all the same, or else nested lists."""
+    """Return one number if all bounds are the same, else nested lists."""
     if bounds.size and bool((bounds == bounds.flat[0]).all()):
-        return _plain(bounds.flat[0].item())
-    return _plain(bounds.tolist())
+        return _to_json(bounds.flat[0].item())
+    return _to_json(bounds.tolist())
 
 
-def _plain(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     if isinstance(value, list):
-        return [_plain(part) for part in value]
+        return [_to_json(part) for part in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _numbers(value: Any, kind: np.dtype) -> Array:
-    """Return bounds as an array. Texts such as '-inf' are numbers too."""
-    return np.array(_read(value), kind)
+def _bounds(value: Any, dtype: np.dtype) -> Array:
+    """Return bounds as an array. Strings such as '-inf' are numbers too."""
+    return np.array(_parse_floats(value), dtype)
 
 
-def _read(value: Any) -> Any:
+def _parse_floats(value: Any) -> Any:
     if isinstance(value, list):
-        return [_read(part) for part in value]
+        return [_parse_floats(part) for part in value]
     return float(value) if isinstance(value, str) else value

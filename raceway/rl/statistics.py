@@ -1,4 +1,4 @@
-"""What several runs say together, as Agarwal et al. 2021 (https://arxiv.org/abs/2108.13264) recommend."""
+"""Statistics over several runs, as recommended by Agarwal et al. 2021 (https://arxiv.org/abs/2108.13264)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def interquartile_mean(values: Sequence[float] | np.ndarray) -> float:
-    """Return the mean of the middle half: of the values that straddle a quartile, the part inside it counts.
+    """Return the mean of the middle half; a value that straddles a quartile counts by its part inside.
 
     >>> interquartile_mean([0, 1, 2, 100])
     1.5
@@ -27,20 +27,20 @@ def bootstrap_interval(
     num_samples: int = 2000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Return the percentile interval of a statistic over samples with replacement.
+    """Return the percentile bootstrap interval of a statistic: `num_samples` resamples, with replacement.
 
     >>> bootstrap_interval([5.0, 5.0, 5.0])
     (5.0, 5.0)
     """
-    given = np.asarray(values, float)
-    drawn = np.random.default_rng(seed).choice(given, (num_samples, len(given)))
-    found = [statistic(sample) for sample in drawn]
-    low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
+    observed = np.asarray(values, float)
+    resamples = np.random.default_rng(seed).choice(observed, (num_samples, len(observed)))
+    statistics = [statistic(sample) for sample in resamples]
+    low, high = np.quantile(statistics, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 
 def probability_of_improvement(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> float:
-    """Return P(X > Y): in how many of all pairs the first is higher, where a tie counts as half.
+    """Return P(X > Y): the share of all pairs in which x is higher; a tie counts as half.
 
     >>> probability_of_improvement([3, 5], [1, 3, 4])  # 1.5 and 3 of three pairs each
     0.75
@@ -57,7 +57,7 @@ def improvement_interval(
     num_samples: int = 2000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Return the percentile interval of P(X > Y), where both are drawn again with replacement.
+    """Return the percentile bootstrap interval of P(X > Y), with both x and y resampled.
 
     >>> improvement_interval([2, 3], [0, 1])
     (1.0, 1.0)
@@ -66,8 +66,8 @@ def improvement_interval(
     random, wins = np.random.default_rng(seed), _wins(first[:, None], second)
     rows = random.integers(len(first), size=(num_samples, len(first)))
     columns = random.integers(len(second), size=(num_samples, len(second)))
-    found = [wins[np.ix_(row, column)].mean() for row, column in zip(rows, columns, strict=True)]
-    low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
+    probabilities = [wins[np.ix_(row, column)].mean() for row, column in zip(rows, columns, strict=True)]
+    low, high = np.quantile(probabilities, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 

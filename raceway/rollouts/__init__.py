@@ -1,6 +1,6 @@
-"""Rollouts: environments and policies together."""
+"""Rollouts: collecting steps of environments with a policy, recovery from failures, evaluation and videos."""
 
 from raceway.rollouts.collector import Collector
-from raceway.rollouts.fragments import Judged, RunningReturns, judged, rows_of_steps
+from raceway.rollouts.fragments import EvaluatedFragment, RunningReturns, evaluate_fragment, flatten_steps
 
-__all__ = ["Collector", "Judged", "RunningReturns", "judged", "rows_of_steps"]
+__all__ = ["Collector", "EvaluatedFragment", "RunningReturns", "evaluate_fragment", "flatten_steps"]

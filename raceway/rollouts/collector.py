@@ -1,4 +1,4 @@
-"""Playing: one shard's environments and a policy, stepped together, written into arrays that are there already."""
+"""Collecting rollouts: a policy steps the environments of one shard, and the steps go into preallocated arrays."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any
 import numpy as np
 
 from raceway.agents import Policy
-from raceway.envs import SOME_SLOT, Purpose, Slots, SteppedSlots, seed_of, seed_of_episode
+from raceway.envs import UNKNOWN_SLOT, Purpose, Slots, SteppedSlots, derive_seed, episode_seed
 from raceway.errors import EnvironmentFailed
 from raceway.rl import Batch, row_of, tree_map
-from raceway.rollouts.acting import Acting
-from raceway.rollouts.history import History
+from raceway.rollouts.action_selection import ActionSelection
+from raceway.rollouts.env_restoration import EpisodeLog
 from raceway.rollouts.recovery import ItemLost, Recovery
-from raceway.rollouts.rollout_arrays import scores_of
+from raceway.rollouts.rollout_arrays import take_game_scores
 
 Array = np.ndarray
 
-_ENDLESS = 1 << 20  # steps
+_MAX_EPISODE_STEPS = 1 << 20
 
 
-class Collector(Acting):
-    """Plays whole episodes, or fragments of so many steps.
+class Collector(ActionSelection):
+    """Collects whole episodes, or fragments of a fixed number of steps.
 
-    A call's random numbers come from its own number, and every episode begins with a seed of its own, so what is
-    collected does not depend on where or when it happens. Where an environment fails, the episode is dropped and
-    another begins, with another seed; see `Recovery`.
+    A call's random numbers are derived from its number, and every episode starts from its own seed, so a batch does not
+    depend on where or when it is collected. If an environment fails, its episode is dropped and another begins, with
+    another seed; see `Recovery`.
     """
 
     def __init__(
@@ -39,269 +39,291 @@ class Collector(Acting):
         shard: int,
         worker: str = "",
         clip_actions: bool = False,
-        keep_given: bool = False,
+        keep_network_outputs: bool = False,
         recovery: Recovery | None = None,
     ) -> None:
-        super().__init__(slots, policy, clip_actions=clip_actions, keep_given=keep_given)
+        super().__init__(slots, policy, clip_actions=clip_actions, keep_network_outputs=keep_network_outputs)
         self.seed, self.shard, self.worker = seed, shard, worker
         self.recovery = recovery or Recovery()
-        self.episode = np.zeros(slots.num, np.int64)  # the number of the episode that each slot plays
-        self.failures = [0] * slots.num  # of each slot: no seed that brought one comes again
-        self._resets_itself = False  # whether a slot needs a step of its own for that
-        self._now = 0  # the row of what is seen now
-        self._broken = False  # whether episodes that fragments before left open were dropped
-        self._history = History(slots.num)
-        self._final: list[tuple[int, int, Any]] = []  # of episodes: the slot, the row, and what was seen last
-        self._ends: list[tuple[int, int, bool]] | None = None  # in a fragment: slot, row, and whether it was played out
+        self.episode = np.zeros(slots.num, np.int64)  # the number of the current episode of each slot
+        self.failures = [0] * slots.num  # of each slot: part of its seeds, so that none that failed is used again
+        self._autoresets = False  # whether resets take a step in which nothing else happens
+        self._current_row = 0  # the row of the current observations
+        self._discarded = False  # whether episodes that earlier fragments left open were dropped
+        self._episode_log = EpisodeLog(slots.num)
+        self._final: list[tuple[int, int, Any]] = []  # slot, row, and last observation of episodes that ended
+        self._ends: list[tuple[int, int, bool]] | None = None  # in a fragment: slot, row, and whether it was completed
 
     def episodes(self, counts: Sequence[int], number: int = 0) -> Batch:
-        """Play so many whole episodes in each slot; `number` tells one such call from the next.
+        """Collect whole episodes.
+
+        Args:
+            counts: how many episodes each slot collects.
+            number: of the call; its random numbers are derived from it.
 
         Returns:
-            A batch of all steps, slot by slot, one episode behind the other. `length` has the steps of each,
-            `final_obs` what was seen after the last one, [E, ...], and `episode_lost` the steps of those that were
-            dropped, because an environment failed.
+            A batch of all steps, slot by slot, one episode after the other. `length` has the steps of each episode,
+            `final_obs` its last observation, [E, ...], and `episode_lost` the steps of each episode that was dropped
+            because an environment failed.
         """
-        self.failures = [0] * self.num_slots  # a call does not depend on those before
-        return self._played(lambda: self._episodes(np.asarray(counts), number))
+        self.failures = [0] * self.num_slots  # a call does not depend on earlier ones
+        return self._collect(lambda: self._collect_episodes(np.asarray(counts), number))
 
     def fragment(self, num_steps: int, number: int = 0) -> Batch:
-        """Play on for so many steps in every slot.
+        """Continue for a number of steps in every slot.
+
+        Args:
+            num_steps: in every slot.
+            number: of the call; its random numbers are derived from it.
 
         Returns:
-            Columns of [T, B, ...]; `last_obs`, what is seen after them, [B, ...]; `final_obs`, what was seen after each
-            truncated step, in the order of `np.nonzero(truncated)`; `state`, what a recurrent policy remembered
-            before; `given`, what the network gave for each step, if that is kept and was at hand; `episode_return` and
-            `episode_length` of the episodes that ended, and `episode_lost`, the steps of those that were dropped.
-            `valid` is there if the environments reset themselves: a step in which one did so is none of its episodes';
-            and if one failed: that step does not count, and the one before it was truncated. `anew`, [B], is there if
-            the episodes that were open before it were dropped: no step of an earlier fragment is followed by this one.
-        """
-        return self._played(lambda: self._fragment(num_steps, number))
+            Columns of [T, B, ...], and:
 
-    def _played(self, play: Callable[[], Batch]) -> Batch:
-        """Play, again if all is lost."""
+            - `last_obs`, the observations after the last step, [B, ...];
+            - `final_obs`, the last observation of each truncated episode, in the order of `np.nonzero(truncated)`;
+            - `state`, the recurrent state before the first step, of a recurrent policy;
+            - `given`, the network's outputs for each step, if they are kept and were available;
+            - `episode_return` and `episode_length` of the episodes that ended;
+            - `episode_lost`, the steps of each episode that was dropped;
+            - `valid`, if environments reset themselves (a step in which one did so belongs to no episode), or one
+              failed (the failed step is not valid, and the one before it was truncated);
+            - `anew`, [B], if the episodes that were open before were dropped: this fragment does not continue any
+              earlier one.
+        """
+        return self._collect(lambda: self._collect_fragment(num_steps, number))
+
+    def _collect(self, collect: Callable[[], Batch]) -> Batch:
+        """Collect an item, and retry if all of it is lost."""
         while True:
-            before = self.recovery.in_a_row
+            failures_before = self.recovery.consecutive_failures
             try:
-                return play() | self.recovery.taken()
+                return collect() | self.recovery.take_lost_episodes()
             except ItemLost as lost:
-                self._stop()
-                self.recovery.in_a_row = before  # what has ended since is lost too
-                self.slots = self.recovery.remade(self.slots, lost, partial(self._place, 0))
-                self._count([lost.slot] if isinstance(self.slots, SteppedSlots) else range(self.num_slots))
+                self._discard_open_episodes()
+                self.recovery.consecutive_failures = failures_before  # the episodes that ended since are lost too
+                self.slots = self.recovery.rebuild_for_retry(self.slots, lost, partial(self._locate, 0))
+                self._count_failures([lost.slot] if isinstance(self.slots, SteppedSlots) else range(self.num_slots))
                 self.episode += 1
             except EnvironmentFailed:
-                self._stop()
+                self._discard_open_episodes()
                 raise
 
-    def _stop(self) -> None:
-        """Let nothing that was begun be gone on with."""
-        self._broken = True
-        self._play(slice(None), False)
-        scores_of(self.slots)
+    def _discard_open_episodes(self) -> None:
+        self._discarded = True
+        self._set_active(slice(None), False)
+        take_game_scores(self.slots)
 
-    def _episodes(self, counts: Array, number: int) -> Batch:
+    def _collect_episodes(self, counts: Array, number: int) -> Batch:
         self.episode, self._carried[:] = number * counts, 0
-        self._play(slice(None), counts > 0)
-        last_of = self.episode + counts - 1
-        self._begin(self._active, 0)
-        self._act_with(self._random(number))
-        now, self._final, self._ends = 0, [], None
-        while self._active:
-            if now == len(self.valid):
-                self._check(now)
-                self._reserve(2 * now)
-                if now >= _ENDLESS:
-                    raise self._failure(f"the episode does not end: it has {now:,} steps. Give a time limit, such as "
-                                        "max_episode_steps=1000 in env_kwargs", self._active[0], now)  # fmt: skip
-            over = self._step(now)
-            now += 1
+        self._set_active(slice(None), counts > 0)
+        last_episode = self.episode + counts - 1
+        self._begin_episodes(self._active_slots, 0)
+        self._start_acting(self._action_generator(number))
+        row, self._final, self._ends = 0, [], None
+        while self._active_slots:
+            if row == len(self.valid):
+                self._check_finite(row)
+                self._reserve(2 * row)
+                if row >= _MAX_EPISODE_STEPS:
+                    raise self._failure(f"the episode does not end: it has {row:,} steps. Give a time limit, such as "
+                                        "max_episode_steps=1000 in env_kwargs", self._active_slots[0], row)  # fmt: skip
+            over = self._step(row)
+            row += 1
             if not over:
                 continue
-            self._final += [(slot, now, self._seen(now, slot)) for slot in over]
-            more = [slot for slot in over if self.episode[slot] < last_of[slot]]
-            self._play([slot for slot in over if slot not in more], False)
-            self.episode[more] += 1
-            self._begin(more, now)
-        self._final.sort(key=lambda one: one[:2])
-        batch = self._whole(now)
-        batch["final_obs"] = self._stacked([obs for _, _, obs in self._final])
-        self._check(now, batch["final_obs"])
-        if self.slots.recalls and not self.slots.repeats:
-            self._history.played(self.action[:now].copy(), self.valid[:now].copy())
-        return batch | scores_of(self.slots)
+            self._final += [(slot, row, self._copy_obs(row, slot)) for slot in over]
+            continuing = [slot for slot in over if self.episode[slot] < last_episode[slot]]
+            self._set_active([slot for slot in over if slot not in continuing], False)
+            self.episode[continuing] += 1
+            self._begin_episodes(continuing, row)
+        self._final.sort(key=lambda entry: entry[:2])
+        batch = self._whole_episodes(row)
+        batch["final_obs"] = self._stack_obs([obs for _, _, obs in self._final])
+        self._check_finite(row, batch["final_obs"])
+        if self.slots.replayable and not self.slots.repeats_from_seed:
+            self._episode_log.log_steps(self.action[:row].copy(), self.valid[:row].copy())
+        return batch | take_game_scores(self.slots)
 
-    def _fragment(self, num_steps: int, number: int) -> Batch:
+    def _collect_fragment(self, num_steps: int, number: int) -> Batch:
         if num_steps > len(self.valid):
             self._reserve(num_steps)
-        if self.playing.all():
-            tree_map(lambda seen: np.copyto(seen[0], seen[self._now]), self.obs)
+        if self.active.all():
+            tree_map(lambda rows: np.copyto(rows[0], rows[self._current_row]), self.obs)
         else:
-            self._play(slice(None), True)
+            self._set_active(slice(None), True)
             self._carried[:] = 0
-            self._begin(self._active, 0)
-        state = self._remembered()
-        self._act_with(self._random(number), num_steps)
+            self._begin_episodes(self._active_slots, 0)
+        recurrent_state = self._copy_recurrent_state()
+        self._start_acting(self._action_generator(number), num_steps)
         self._final, self._ends = [], []
-        for now in range(num_steps):
-            over = self._step(now)
+        for row in range(num_steps):
+            over = self._step(row)
             if not over:
                 continue
             for slot in over:
-                self._ends.append((slot, now, True))
-                if self.ended[now, 1, slot]:
-                    self._final.append((slot, now + 1, self._seen(now + 1, slot)))
+                self._ends.append((slot, row, True))
+                if self.ended[row, 1, slot]:
+                    self._final.append((slot, row + 1, self._copy_obs(row + 1, slot)))
             self.episode[over] += 1
-            self._begin(over, now + 1)
-        self._now = num_steps
-        self._final.sort(key=lambda one: (one[1], one[0]))
-        batch = self._columns(num_steps)
-        batch["final_obs"] = self._stacked([obs for _, _, obs in self._final])
-        self._check(num_steps, batch["final_obs"])
-        self._history.played(batch["action"], batch["valid"])
-        if not self._resets_itself and all(played_out for _, _, played_out in self._ends):
+            self._begin_episodes(over, row + 1)
+        self._current_row = num_steps
+        self._final.sort(key=lambda entry: (entry[1], entry[0]))
+        batch = self._copy_columns(num_steps)
+        batch["final_obs"] = self._stack_obs([obs for _, _, obs in self._final])
+        self._check_finite(num_steps, batch["final_obs"])
+        self._episode_log.log_steps(batch["action"], batch["valid"])
+        if not self._autoresets and all(completed for _, _, completed in self._ends):
             del batch["valid"]
-        batch.update(self._finished(self._ends, num_steps) | scores_of(self.slots) | self._what_was_given())
-        if self._broken:
-            self._broken, batch["anew"] = False, np.ones(self.num_slots, bool)
-        return {**batch, "state": state} if state else batch
+        totals = self._episode_totals(self._ends, num_steps)
+        batch.update(totals | take_game_scores(self.slots) | self._take_network_outputs())
+        if self._discarded:
+            self._discarded, batch["anew"] = False, np.ones(self.num_slots, bool)
+        return {**batch, "state": recurrent_state} if recurrent_state else batch
 
-    def _step(self, now: int) -> list[int]:
-        """Take a step in every slot and return those whose episode it ended."""
-        actions = self._act(now)
-        valid, ended = self.valid[now], self.ended[now]
-        failure = real = None
+    def _step(self, row: int) -> list[int]:
+        """Take a step in every active slot and return those whose episode it ended."""
+        actions = self._select_actions(row)
+        valid, ended = self.valid[row], self.ended[row]
+        failure = stepped = None
         try:
-            real = self.slots.step(actions, self._active, row_of(self.obs, now + 1), self.reward[now], ended)
+            stepped = self.slots.step(actions, self._active_slots, row_of(self.obs, row + 1), self.reward[row], ended)
         except EnvironmentFailed as error:
             failure = error
-        self._resets_itself = real is not None
-        valid[:] = self.playing if real is None else self.playing & real
-        if self.state and real is not None:
-            self._forget(np.flatnonzero(self.playing & ~real).tolist())  # it has seen the end of the episode before
+        self._autoresets = stepped is not None
+        valid[:] = self.active if stepped is None else self.active & stepped
+        if self.recurrent_state and stepped is not None:
+            # In a slot that only reset, the policy has acted on the last observation of the episode before.
+            self._reset_recurrent_state(np.flatnonzero(self.active & ~stepped).tolist())
         if failure is not None:
-            go_on = partial(self._step_some, actions, now)
-            self._lose(self._without(failure, self._active, now, go_on), now)
+            proceed = partial(self._step_slots, actions, row)
+            self._drop_episodes(self._recover(failure, self._active_slots, row, proceed), row)
         if 1 not in ended.tobytes():  # as nearly always; ended.any() takes six times as long
             return []
         over: list[int] = np.flatnonzero((ended[0] | ended[1]) & valid).tolist()
         if over:
-            self.recovery.in_a_row = 0
+            self.recovery.consecutive_failures = 0
         return over
 
-    def _step_some(self, actions: Array, now: int, slots: list[int]) -> None:
-        self.slots.step(actions, slots, row_of(self.obs, now + 1), self.reward[now], self.ended[now])
+    def _step_slots(self, actions: Array, row: int, slots: list[int]) -> None:
+        self.slots.step(actions, slots, row_of(self.obs, row + 1), self.reward[row], self.ended[row])
 
-    def _lose(self, slots: list[int], now: int) -> None:
-        """Drop the episodes that these slots were in when a step failed, and have others begin."""
-        self._cross_out(slots, now)
+    def _drop_episodes(self, slots: list[int], row: int) -> None:
+        """Drop the episodes of slots in which a step failed, and begin new ones."""
+        self._invalidate_step(slots, row)
         for slot in slots:
             if self._ends is None:
-                begin = now - self._steps_before(now, slot)[0]
-                self.valid[begin:now, slot] = False
+                begin = row - self._steps_in_episode(row, slot)[0]
+                self.valid[begin:row, slot] = False
                 continue
-            self._ends.append((slot, now, False))
-            if now and self.valid[now - 1, slot] and not self.ended[now - 1, :, slot].any():
-                self.ended[now - 1, 1, slot] = True
-                self._final.append((slot, now, self._seen(now, slot)))
-        self._begin(slots, now + 1)
+            self._ends.append((slot, row, False))
+            if row and self.valid[row - 1, slot] and not self.ended[row - 1, :, slot].any():
+                self.ended[row - 1, 1, slot] = True
+                self._final.append((slot, row, self._copy_obs(row, slot)))
+        self._begin_episodes(slots, row + 1)
 
-    def _begin(self, slots: list[int], row: int) -> None:
-        """Begin episodes in these slots, with others where that fails."""
-        here = row_of(self.obs, row)
+    def _begin_episodes(self, slots: list[int], row: int) -> None:
+        """Begin episodes in these slots, and retry with other seeds where that fails."""
+        first_obs = row_of(self.obs, row)
         while slots:
-            seeds, failure = list(map(self._seed, slots)), None
+            seeds, failure = list(map(self._next_seed, slots)), None
             try:
-                self.slots.reset(slots, seeds, here)
+                self.slots.reset(slots, seeds, first_obs)
             except EnvironmentFailed as error:
                 failure = error
-            failed = [] if failure is None else self._without(failure, slots, row, partial(self._reset, here))
-            for slot, seed in zip(slots, seeds, strict=True) if self.slots.recalls else ():
-                self._history.began(slot, row, seed, slot in self.recovery.anew or self.slots.anew(slot))
-            if self.state:
-                self._forget(slots)
+            proceed = partial(self._reset_slots, first_obs)
+            failed = [] if failure is None else self._recover(failure, slots, row, proceed)
+            for slot, seed in zip(slots, seeds, strict=True) if self.slots.replayable else ():
+                from_seed = slot in self.recovery.rebuilt or self.slots.started_from_seed(slot)
+                self._episode_log.log_reset(slot, row, seed, from_seed)
+            if self.recurrent_state:
+                self._reset_recurrent_state(slots)
             slots = failed
-        self.recovery.anew.clear()
+        self.recovery.rebuilt.clear()
 
-    def _reset(self, here: Any, slots: list[int]) -> None:
-        self.slots.reset(slots, list(map(self._seed, slots)), here)
+    def _reset_slots(self, first_obs: Any, slots: list[int]) -> None:
+        self.slots.reset(slots, list(map(self._next_seed, slots)), first_obs)
 
-    def _seed(self, slot: int) -> int:
-        """Return what the episode of a slot begins with."""
+    def _next_seed(self, slot: int) -> int:
+        """Return the seed of the episode that begins in a slot."""
         episode, failures = int(self.episode[slot]), self.failures[slot]
         if not failures:
-            return seed_of_episode(self.seed, self.shard, slot, episode)
-        return seed_of(self.seed, Purpose.ENVIRONMENT, self.shard, slot, episode, failures)
+            return episode_seed(self.seed, self.shard, slot, episode)
+        return derive_seed(self.seed, Purpose.ENVIRONMENT, self.shard, slot, episode, failures)
 
-    def _without(self, error: EnvironmentFailed, slots: list[int], row: int, go_on: Callable[[list[int]], Any]) -> Any:
-        """Go on with the slots after one that failed, and return all that did."""
-        failed = self.recovery.without(error, slots, self.slots, partial(self._place, row), go_on)
-        self._count(failed)
+    def _recover(
+        self, error: EnvironmentFailed, slots: list[int], row: int, proceed: Callable[[list[int]], Any]
+    ) -> list[int]:
+        """Rebuild the environment that failed, proceed with the slots after it, and return all that failed."""
+        failed = self.recovery.recover(error, slots, self.slots, partial(self._locate, row), proceed)
+        self._count_failures(failed)
         return failed
 
-    def _count(self, slots: Iterable[int]) -> None:
+    def _count_failures(self, slots: Iterable[int]) -> None:
         for slot in slots:
             self.failures[slot] += 1
 
-    def _random(self, number: int) -> np.random.Generator:
-        return np.random.default_rng(seed_of(self.seed, Purpose.ACTIONS, self.shard, number))
+    def _action_generator(self, number: int) -> np.random.Generator:
+        return np.random.default_rng(derive_seed(self.seed, Purpose.ACTIONS, self.shard, number))
 
-    def _check(self, num_rows: int, final_obs: Any = None) -> None:
-        """Refuse what is not finite, and say where it first came from. `final_obs` are those of `_final`."""
+    def _check_finite(self, num_rows: int, final_obs: Any = None) -> None:
+        """Raise if a value is not finite, with where it first came from. `final_obs` are those of `_final`."""
         final = () if final_obs is None else self._final
-        found = self._first_not_finite(num_rows, self.playing, not self._resets_itself, final_obs, final)
-        if found is not None:
-            row, slot, problem = found
-            raise ItemLost.at(problem, slot, *self._place(row, slot))
+        problem_at = self._find_non_finite(num_rows, self.active, not self._autoresets, final_obs, final)
+        if problem_at is not None:
+            row, slot, problem = problem_at
+            raise ItemLost.at(problem, slot, *self._locate(row, slot))
 
     def _failure(self, problem: str, slot: int, row: int) -> EnvironmentFailed:
-        return EnvironmentFailed(problem, slot, self._place(row, slot)[0])
+        return EnvironmentFailed(problem, slot, self._locate(row, slot)[0])
 
-    def _place(self, row: int, slot: int) -> tuple[str, int]:
-        """Return where in the run something happened, and how many steps its episode had until then."""
-        before, place = 0, f"worker {self.worker}, shard {self.shard}" if self.worker else f"shard {self.shard}"
-        if slot == SOME_SLOT:
-            return f"{place}, one of {self.num_slots} environments", before
-        _, before = self._steps_before(row, slot)
-        return f"{place}, environment {slot} of {self.num_slots}, step {before} of its episode", before
+    def _locate(self, row: int, slot: int) -> tuple[str, int]:
+        """Return the worker, shard, environment and step of a row as text, and how many steps its episode has had."""
+        steps, place = 0, f"worker {self.worker}, shard {self.shard}" if self.worker else f"shard {self.shard}"
+        if slot == UNKNOWN_SLOT:
+            return f"{place}, one of {self.num_slots} environments", steps
+        _, steps = self._steps_in_episode(row, slot)
+        return f"{place}, environment {slot} of {self.num_slots}, step {steps} of its episode", steps
 
-    def saved(self) -> Any:
-        """Return what is needed to go on from here, for `resume`."""
-        arrays = tree_map(np.copy, {"episode": self.episode, "playing": self.playing, "carried": self._carried})
-        counts = {"failures": list(self.failures), "in_a_row": self.recovery.in_a_row, "broken": self._broken}
-        about: dict[str, Any] = {**arrays, **counts}
-        if not (self.slots.recalls and self._history.whole):
-            return about
-        seen = tree_map(np.copy, row_of(self.obs, self._now))
-        return {**about, "history": self._history.state(), "remembered": self._remembered(), "seen": seen}
+    def snapshot(self) -> Any:
+        """Return the state to `resume` from, as plain data."""
+        arrays = tree_map(np.copy, {"episode": self.episode, "playing": self.active, "carried": self._carried})
+        failures = self.recovery.consecutive_failures
+        counts = {"failures": list(self.failures), "in_a_row": failures, "broken": self._discarded}
+        state: dict[str, Any] = {**arrays, **counts}
+        if not (self.slots.replayable and self._episode_log.complete):
+            return state
+        obs, recurrent_state = tree_map(np.copy, row_of(self.obs, self._current_row)), self._copy_recurrent_state()
+        return {**state, "history": self._episode_log.state(), "remembered": recurrent_state, "seen": obs}
 
-    def resume(self, saved: Any) -> bool:
-        """Go on from there, with fresh environments, and return whether they are where they were.
+    def resume(self, snapshot: Any) -> bool:
+        """Resume from a snapshot, with fresh environments; return whether they were restored to where they were.
 
-        Where they cannot be brought back, new episodes begin.
+        If they cannot be restored, new episodes begin.
         """
-        self.episode, self.failures = np.array(saved["episode"]), list(saved["failures"])
-        self.recovery.in_a_row, self._broken = saved.get("in_a_row", 0), True
-        if "history" not in saved:
+        self.episode, self.failures = np.array(snapshot["episode"]), list(snapshot["failures"])
+        self.recovery.consecutive_failures, self._discarded = snapshot.get("in_a_row", 0), True
+        if "history" not in snapshot:
             self.episode += 1
             return False
-        self._history.restore(saved["history"])
-        here = row_of(self.obs, 0)
+        self._episode_log.restore(snapshot["history"])
+        current_obs = row_of(self.obs, 0)
         try:
-            self._history.replay(self.slots, self._bounded, here)
+            self._episode_log.restore_envs(self.slots, self._clip, current_obs)
         except EnvironmentFailed as error:
-            self.recovery.bear(error, *self._place(0, error.slot))
+            self.recovery.record_failure(error, *self._locate(0, error.slot))
             self.slots.close()
-            self.slots = self.recovery.make(partial(self._place, 0))
-            self._history, self.episode = History(self.num_slots), self.episode + 1
+            self.slots = self.recovery.make_slots(partial(self._locate, 0))
+            self._episode_log, self.episode = EpisodeLog(self.num_slots), self.episode + 1
             return False
-        self._now, self._carried, self._broken = 0, np.array(saved["carried"]), bool(saved.get("broken"))
-        self._play(slice(None), np.array(saved["playing"]))
-        self._remember(saved["remembered"])
+        self._current_row, self._carried = 0, np.array(snapshot["carried"])
+        self._discarded = bool(snapshot.get("broken"))
+        self._set_active(slice(None), np.array(snapshot["playing"]))
+        self._load_recurrent_state(snapshot["remembered"])
         same: list[bool] = []
         tree_map(
-            lambda now, then: same.append(np.array_equal(now[self.playing], then[self.playing])), here, saved["seen"]
+            lambda now, then: same.append(np.array_equal(now[self.active], then[self.active])),
+            current_obs,
+            snapshot["seen"],
         )
         return all(same)
 

@@ -1,4 +1,4 @@
-"""Evaluation: how good a policy is, in environments of its own, and without a trace in what is trained."""
+"""Evaluation: the returns of a policy in separate environments, without side effects on training."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ import torch
 from gymnasium import spaces
 
 from raceway.agents import EpsilonGreedy, Policy
-from raceway.agents.inference import drawing
+from raceway.agents.inference import sampling_distribution
 from raceway.checks import check_int
 from raceway.envs import (
-    SOME_SLOT,
+    UNKNOWN_SLOT,
     EnvSettings,
     Purpose,
     Slots,
     SteppedSlots,
+    derive_seed,
+    episode_seed,
     has_tasks,
     make_slots,
-    seed_of,
-    seed_of_episode,
 )
-from raceway.envs.slots import failed
+from raceway.envs.slots import environment_error
 from raceway.errors import EnvironmentFailed, RacewayError
 from raceway.rl import empty, row_of, tree_map
 
 Array = np.ndarray
 
-_WIDTH = 8
-"""Environments that are played at once, at most. Part of every result: it changes the last bits of a network."""
-_ENDLESS = 1 << 20  # steps
+_MAX_ENVS = 8
+"""Environments that are stepped together, at most. Part of every result: it changes the last bits of a network."""
+_MAX_EPISODE_STEPS = 1 << 20
 
 
-class GivenUp(RacewayError):
-    """An evaluation was stopped by whoever wanted it."""
+class EvaluationStopped(RacewayError):
+    """An evaluation was stopped by its caller."""
 
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """What whole episodes brought; of Atari games, whole games and their scores."""
+    """Returns and lengths of whole episodes; of Atari games, those of whole games with unclipped rewards."""
 
     returns: Array
-    """One for every episode, [E]."""
+    """Undiscounted return of every episode, [E]."""
     lengths: Array
     """Steps of every episode, [E]."""
 
@@ -76,56 +76,60 @@ def evaluate(
     deterministic: bool = True,
     clip_actions: bool = False,
     num_envs: int | None = None,
-    told: Callable[[int], None] | None = None,
+    on_progress: Callable[[int], None] | None = None,
     stop: Callable[[], object] | None = None,
     check: Callable[[spaces.Space, spaces.Space], None] | None = None,
 ) -> Evaluation:
-    """Play whole episodes in fresh environments. The same arguments give the same numbers every time.
+    """Evaluate a policy on whole episodes in fresh environments. The same arguments always give the same result.
 
-    The policy, and the random generators of torch, numpy and Python, are afterwards what they were.
+    The policy and the global random generators of torch, numpy and Python are left as they were.
 
     Args:
-        policy: what plays. Where it is on another device, a copy plays on the CPU.
-        env: what it plays in. Environments of tasks are given one for every episode, by the seed.
-        num_episodes: how many.
-        seed: of the episodes, and of actions that are drawn.
-        deterministic: take the most likely action, or that of the highest value; else draw. A policy of values then
-            strays as often as its ε says.
-        clip_actions: whether environments get actions within their bounds.
-        num_envs: environments that are played at once.
-        told: called with how many episodes are over, whenever some are.
-        stop: asked before every step whether to give up, with `GivenUp`.
-        check: called with the spaces of observations and actions, before anything is played.
+        policy: to evaluate. If it is on another device, a copy on the CPU is evaluated.
+        env: the environment. One that has tasks is given one for every episode, sampled by the seed.
+        num_episodes: episodes in total.
+        seed: of the episodes, and of sampled actions.
+        deterministic: take the most likely action, or the one with the highest Q-value; else sample. A Q-network then
+            explores with its ε.
+        clip_actions: whether environments get actions clipped to their bounds.
+        num_envs: environments that are stepped together.
+        on_progress: called with the number of finished episodes, whenever some finish.
+        stop: called before every step; if it returns something true, `EvaluationStopped` is raised.
+        check: called with the observation and action space before the first step.
     """
     check_int("num_episodes", num_episodes)
-    num = min(num_episodes, _WIDTH if num_envs is None else check_int("num_envs", num_envs))
-    seed = seed_of(seed, Purpose.EVALUATION)
-    with _own_generators(seed), _for_playing(policy, None if deterministic else num) as playing:
-        slots = _made(env, num, seed)
+    num = min(num_episodes, _MAX_ENVS if num_envs is None else check_int("num_envs", num_envs))
+    seed = derive_seed(seed, Purpose.EVALUATION)
+    with _isolated_generators(seed), _evaluation_mode(policy, None if deterministic else num) as acting:
+        slots = _make_slots(env, num, seed)
         try:
             if check is not None:
                 check(slots.observation_space, slots.action_space)
-            player = Player(slots, playing, seed=seed, clip_actions=clip_actions, deterministic=deterministic)
-            return player.play(num_episodes, told, stop)
+            evaluator = Evaluator(slots, acting, seed=seed, clip_actions=clip_actions, deterministic=deterministic)
+            return evaluator.run(num_episodes, on_progress, stop)
         finally:
             slots.close()
 
 
-def _made(env: EnvSettings, num: int, seed: int) -> Slots:
-    """Make environments, having said so if one cannot be made."""
+def _make_slots(env: EnvSettings, num: int, seed: int) -> Slots:
+    """Create environments, or raise an `EnvironmentFailed` that names the evaluation."""
     try:
         return make_slots(env, num, seed)
     except RacewayError:
         raise
     except (Exception, SystemExit) as error:
-        failure = failed(SOME_SLOT, "making", error)
-        raise EnvironmentFailed(failure.problem, SOME_SLOT, f"evaluation, one of {num} environments") from error
+        failure = environment_error(UNKNOWN_SLOT, "making", error)
+        raise EnvironmentFailed(failure.problem, UNKNOWN_SLOT, f"evaluation, one of {num} environments") from error
 
 
-class Player:
-    """Plays whole episodes, or games of several lives, and keeps their returns and lengths only.
+Totals = list[list[tuple[float, int]]]
+"""Return and length of every finished episode, by slot."""
 
-    What a collector keeps, everything that was seen, would be gigabytes of long games.
+
+class Evaluator:
+    """Runs whole episodes, or games of several lives, and keeps only their returns and lengths.
+
+    A collector also keeps all observations, which would be gigabytes for long games.
     """
 
     def __init__(self, slots: Slots, policy: Policy, *, seed: int, clip_actions: bool, deterministic: bool) -> None:
@@ -134,92 +138,98 @@ class Player:
         self.obs: Any = empty(slots.observation_space, (self.num,))
         self.action: Array = empty(space, (self.num,))
         self.reward, self.ended = np.zeros(self.num, np.float32), np.zeros((2, self.num), bool)
-        self.state = policy.initial_state(self.num)
+        self.recurrent_state = policy.initial_state(self.num)
         self._bounds = (space.low, space.high) if clip_actions and isinstance(space, spaces.Box) else None
-        random = None if deterministic else np.random.default_rng(seed_of(seed, Purpose.ACTIONS))
-        self._actor = policy.actor(random)
-        # Only slots that play are asked about, unless there is something of its own for every one of them.
-        strays = isinstance(policy.distribution, EpsilonGreedy) and not deterministic
-        self._choosy = isinstance(slots, SteppedSlots) and not (policy.recurrent or strays)
-        self._sums, self._steps = np.zeros(self.num), np.zeros(self.num, np.int64)
+        generator = None if deterministic else np.random.default_rng(derive_seed(seed, Purpose.ACTIONS))
+        self._actor = policy.actor(generator)
+        # Only active slots need an action, unless every slot has its own recurrent state or ε.
+        explores = isinstance(policy.distribution, EpsilonGreedy) and not deterministic
+        self._skip_inactive = isinstance(slots, SteppedSlots) and not (policy.recurrent or explores)
+        self._returns, self._steps = np.zeros(self.num), np.zeros(self.num, np.int64)
         self._tasks: list[Array] = []
 
-    def play(
-        self, num_episodes: int, told: Callable[[int], None] | None = None, stop: Callable[[], object] | None = None
+    def run(
+        self,
+        num_episodes: int,
+        on_progress: Callable[[int], None] | None = None,
+        stop: Callable[[], object] | None = None,
     ) -> Evaluation:
-        """Play so many episodes, as many in each slot, or one more in the first ones."""
+        """Run episodes: as many in each slot, or one more in the first ones. Arguments are those of `evaluate`."""
         counts = [num_episodes // self.num + (slot < num_episodes % self.num) for slot in range(self.num)]
-        found: list[list[tuple[float, int]]] = [[] for _ in counts]
-        self._draw_tasks(max(counts))
+        totals: Totals = [[] for _ in counts]
+        self._sample_tasks(max(counts))
         active = list(range(self.num))
-        self._begin(active, found)
+        self._begin_episodes(active, totals)
         while active:
             if stop is not None and stop():
-                raise GivenUp(f"the evaluation was stopped after {sum(map(len, found))} of {num_episodes} episodes")
+                finished = sum(map(len, totals))
+                raise EvaluationStopped(f"the evaluation was stopped after {finished} of {num_episodes} episodes")
             over = self._step(active)
             if not over:
                 continue
-            self._note(over, found)
-            more = [slot for slot in over if len(found[slot]) < counts[slot]]
-            active = [slot for slot in active if slot not in over or slot in more]
-            self._begin(more, found)
-            if told is not None:
-                told(sum(map(len, found)))
-        table = np.array([row for rows, count in zip(found, counts, strict=True) for row in rows[:count]], float)
+            self._add_totals(over, totals)
+            continuing = [slot for slot in over if len(totals[slot]) < counts[slot]]
+            active = [slot for slot in active if slot not in over or slot in continuing]
+            self._begin_episodes(continuing, totals)
+            if on_progress is not None:
+                on_progress(sum(map(len, totals)))
+        table = np.array([row for rows, count in zip(totals, counts, strict=True) for row in rows[:count]], float)
         return Evaluation(table[:, 0], table[:, 1].astype(np.int64))
 
-    def _begin(self, slots: list[int], found: list[list[tuple[float, int]]]) -> None:
-        """Begin an episode in these slots; a game that goes on after a life does so."""
+    def _begin_episodes(self, slots: list[int], totals: Totals) -> None:
+        """Begin an episode in these slots; a game that has lives left continues with the next one."""
         if not slots:
             return
-        numbers = [len(found[slot]) for slot in slots]
+        numbers = [len(totals[slot]) for slot in slots]
         for slot, number in zip(slots, numbers, strict=True) if self._tasks else ():
             self._env(slot).get_wrapper_attr("set_task")(self._tasks[number * self.num + slot])
-        seeds = [seed_of_episode(self.seed, 0, slot, number) for slot, number in zip(slots, numbers, strict=True)]
-        with self._placed():
+        seeds = [episode_seed(self.seed, 0, slot, number) for slot, number in zip(slots, numbers, strict=True)]
+        with self._locating_failures():
             self.slots.reset(slots, seeds, self.obs)
-            self._check_obs(slots, "reset")
-        self._forget(slots)
+            self._check_step(slots, "reset")
+        self._reset_recurrent_state(slots)
 
     def _step(self, active: list[int]) -> list[int]:
-        """Take a step, and return the slots whose episode it ended."""
-        rows: Any = active if self._choosy and len(active) < self.num else slice(None)
-        actions, self.state = self._actor(row_of(self.obs, rows), self.state)
+        """Step the active slots, and return those whose episode ended."""
+        rows: Any = active if self._skip_inactive and len(active) < self.num else slice(None)
+        actions, self.recurrent_state = self._actor(row_of(self.obs, rows), self.recurrent_state)
         self.action[rows] = actions
-        given = self.action.copy() if self._bounds is None else np.clip(self.action, *self._bounds)
-        with self._placed():
-            real = self.slots.step(given, active, self.obs, self.reward, self.ended)
-            self._check_obs(active, "step")
-        playing = active if real is None else [slot for slot in active if real[slot]]
-        if real is not None:
-            self._forget([slot for slot in active if not real[slot]])  # it has seen the end of the episode before
-        self._sums[playing] += self.reward[playing]
-        self._steps[playing] += 1
-        return [slot for slot in playing if self.ended[:, slot].any()]
+        env_actions = self.action.copy() if self._bounds is None else np.clip(self.action, *self._bounds)
+        with self._locating_failures():
+            stepped = self.slots.step(env_actions, active, self.obs, self.reward, self.ended)
+            self._check_step(active, "step")
+        valid = active if stepped is None else [slot for slot in active if stepped[slot]]
+        if stepped is not None:
+            # In a slot that only reset, the policy has acted on the last observation of the episode before.
+            self._reset_recurrent_state([slot for slot in active if not stepped[slot]])
+        self._returns[valid] += self.reward[valid]
+        self._steps[valid] += 1
+        return [slot for slot in valid if self.ended[:, slot].any()]
 
-    def _note(self, over: list[int], found: list[list[tuple[float, int]]]) -> None:
-        """Add what the episodes brought that are over; or the games, of which an episode may be a life."""
+    def _add_totals(self, over: list[int], totals: Totals) -> None:
+        """Add the totals of finished episodes, or of finished games where an episode may be a life."""
         if self.slots.scores is None:
             for slot in over:
-                found[slot].append((float(self._sums[slot]), int(self._steps[slot])))
+                totals[slot].append((float(self._returns[slot]), int(self._steps[slot])))
         else:
             for score in self.slots.scores:
-                found[score.slot].append((score.total, score.steps))
+                totals[score.slot].append((score.total, score.steps))
             self.slots.scores.clear()
-        self._sums[over] = self._steps[over] = 0
+        self._returns[over] = self._steps[over] = 0
 
-    def _forget(self, slots: list[int]) -> None:
-        """Let a recurrent policy remember nothing in these slots."""
-        if not self.state or not slots:
+    def _reset_recurrent_state(self, slots: list[int]) -> None:
+        """Reset the recurrent state of these slots."""
+        if not self.recurrent_state or not slots:
             return
         with torch.inference_mode():
-            fresh = self.policy.initial_state(len(slots))
-            self.state = {
-                name: part.index_copy(0, torch.tensor(slots), fresh[name]) for name, part in self.state.items()
+            initial = self.policy.initial_state(len(slots))
+            self.recurrent_state = {
+                name: part.index_copy(0, torch.tensor(slots), initial[name])
+                for name, part in self.recurrent_state.items()
             }
 
-    def _check_obs(self, slots: list[int], verb: str) -> None:
-        """Refuse what no policy can use, and an episode without an end."""
+    def _check_step(self, slots: list[int], verb: str) -> None:
+        """Raise if a value is not finite, or an episode does not end."""
         parts: list[Array] = [] if verb == "reset" else [self.reward]
         tree_map(parts.append, self.obs)
         for part in parts:
@@ -227,31 +237,31 @@ class Player:
                 continue
             for slot in slots:
                 if not np.isfinite(part[slot]).all():
-                    what = "a reward" if part is self.reward else "an observation"
+                    kind = "a reward" if part is self.reward else "an observation"
                     value = np.ravel(part[slot])[:8].tolist()
-                    raise EnvironmentFailed(f"{verb} of the environment gave {what} of {value}", slot)
-        if self._steps[slots].max() >= _ENDLESS:
+                    raise EnvironmentFailed(f"{verb} of the environment gave {kind} of {value}", slot)
+        if self._steps[slots].max() >= _MAX_EPISODE_STEPS:
             slot = max(slots, key=lambda slot: self._steps[slot])
-            problem = f"the episode does not end: it has {_ENDLESS:,} steps. Give a time limit, such as "
+            problem = f"the episode does not end: it has {_MAX_EPISODE_STEPS:,} steps. Give a time limit, such as "
             raise EnvironmentFailed(f"{problem}max_episode_steps=1000 in env_kwargs", slot)
 
     @contextmanager
-    def _placed(self) -> Iterator[None]:
-        """Say of a failure where it was."""
+    def _locating_failures(self) -> Iterator[None]:
+        """Add to a failure the environment and step in which it happened."""
         try:
             yield
         except EnvironmentFailed as error:
             place = f"evaluation, one of {self.num} environments"
-            if error.slot != SOME_SLOT:
+            if error.slot != UNKNOWN_SLOT:
                 step = int(self._steps[error.slot])
                 place = f"evaluation, environment {error.slot} of {self.num}, step {step} of its episode"
             raise EnvironmentFailed(error.problem, error.slot, place) from error
 
-    def _draw_tasks(self, num: int) -> None:
-        """Draw a task for every episode of every slot, if there are tasks."""
+    def _sample_tasks(self, num: int) -> None:
+        """Sample a task for every episode of every slot, if the environment has tasks."""
         if has_tasks(self.slots):
             sample = self._env(0).get_wrapper_attr("sample_tasks")
-            self._tasks = list(sample(num * self.num, seed_of(self.seed, Purpose.TASKS)))
+            self._tasks = list(sample(num * self.num, derive_seed(self.seed, Purpose.TASKS)))
 
     def _env(self, slot: int) -> Any:
         assert isinstance(self.slots, SteppedSlots)
@@ -259,27 +269,27 @@ class Player:
 
 
 @contextmanager
-def _for_playing(policy: Policy, num_drawn: int | None) -> Iterator[Policy]:
-    """Give the policy in the mode for use; where actions are drawn, with the ε for so many environments."""
-    here = policy
+def _evaluation_mode(policy: Policy, num_sampled: int | None) -> Iterator[Policy]:
+    """Give the policy on the CPU in evaluation mode; if actions are sampled, with one ε for each environment."""
+    acting = policy
     if any(part.device.type != "cpu" for part in policy.parameters()):
-        here = copy.deepcopy(policy).to("cpu")
+        acting = copy.deepcopy(policy).to("cpu")
     modes = [(module, module.training) for module in policy.modules()]
-    if num_drawn is not None and isinstance(policy.distribution, EpsilonGreedy):
-        here = copy.copy(here)  # it has the same network
-        here.distribution = drawing(policy, num_drawn)
-    here.eval()
+    if num_sampled is not None and isinstance(policy.distribution, EpsilonGreedy):
+        acting = copy.copy(acting)  # shares the network
+        acting.distribution = sampling_distribution(policy, num_sampled)
+    acting.eval()
     try:
-        yield here
+        yield acting
     finally:
         for module, mode in modes:
             module.training = mode
 
 
 @contextmanager
-def _own_generators(seed: int) -> Iterator[None]:
-    """Keep the global random generators as they are: an environment or network may use them."""
-    kept = random.getstate(), np.random.get_state()
+def _isolated_generators(seed: int) -> Iterator[None]:
+    """Seed the global random generators, which environments and networks may use, and restore them afterwards."""
+    states = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         random.seed(seed)
         np.random.seed(seed)
@@ -287,5 +297,5 @@ def _own_generators(seed: int) -> Iterator[None]:
         try:
             yield
         finally:
-            random.setstate(kept[0])
-            np.random.set_state(kept[1])
+            random.setstate(states[0])
+            np.random.set_state(states[1])

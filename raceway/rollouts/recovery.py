@@ -1,4 +1,4 @@
-"""Environments that go wrong: how that is told, how they are made again, and how often that is borne."""
+"""Recovery from environment failures: how they are logged, how environments are rebuilt, and how many are tolerated."""
 
 from __future__ import annotations
 
@@ -8,138 +8,157 @@ from typing import Any
 
 import numpy as np
 
-from raceway.envs import SOME_SLOT, Slots, SteppedSlots
-from raceway.envs.slots import failed
+from raceway.envs import UNKNOWN_SLOT, Slots, SteppedSlots
+from raceway.envs.slots import environment_error
 from raceway.errors import ConfigError, EnvironmentFailed
 from raceway.rl import Batch
 
 _log = logging.getLogger(__name__)
 
-Place = Callable[[int], tuple[str, int]]
-"""Of a slot: where it is, as text, and how many steps of its episode there were."""
+Locate = Callable[[int], tuple[str, int]]
+"""Returns the location of a slot as text, and how many steps its episode has had."""
 
 
 class ItemLost(EnvironmentFailed):
-    """All that was played for an item is to be dropped, because of an environment."""
+    """An environment failed in a way that all steps collected for the current item must be dropped."""
 
     steps = 0
-    """That its episode had."""
+    """Steps that its episode had."""
 
     @classmethod
     def at(cls, problem: str, slot: int, place: str, steps: int) -> ItemLost:
-        """Return the error for that."""
+        """Return the error for a problem at a location."""
         lost = cls(problem, slot, place)
         lost.steps = steps
         return lost
 
 
 class Recovery:
-    """What becomes of environments that fail: they are made again, as long as episodes end between failures.
+    """Rebuilds environments that fail, as long as episodes end between failures.
 
     Args:
-        most: failures that are borne with no episode ended in between; with 0, the first one is raised.
-        make: makes all environments of a shard, for where single ones cannot be; it is told how often it was done.
-        num_made: how often that was before.
+        max_failures: consecutive failures that are tolerated with no episode ended in between; with 0, the first is
+            raised.
+        make_slots: creates all environments of a shard, for where single ones cannot be rebuilt; it is called with how
+            often that was done before.
+        num_made: how often that was done before this object was created.
     """
 
-    def __init__(self, most: int = 0, make: Callable[[int], Slots] | None = None, num_made: int = 0) -> None:
-        self.most, self._make = most, make
+    def __init__(
+        self, max_failures: int = 0, make_slots: Callable[[int], Slots] | None = None, num_made: int = 0
+    ) -> None:
+        self.max_failures, self._make_slots = max_failures, make_slots
         self.prepare: Callable[[Slots], None] | None = None
-        """What is done to environments that were made again, before they are played."""
-        self.in_a_row = 0
-        """Failures since an episode has ended."""
-        self.anew: set[int] = set()
-        """Slots whose environments were just made again: nothing that they do depends on what was before."""
+        """Called with rebuilt environments before they are stepped."""
+        self.consecutive_failures = 0
+        """Failures since the last episode ended."""
+        self.rebuilt: set[int] = set()
+        """Slots whose environments were just rebuilt: they depend on nothing before."""
         self._num_made = num_made
-        self._lost: list[int] = []
+        self._lost_steps: list[int] = []
 
-    def bear(self, error: EnvironmentFailed, place: str, steps: int = 0) -> None:
-        """Note a failure that cost so many steps, and log it; raise it if it is one too many."""
-        self.in_a_row += 1
-        told = f"failure {self.in_a_row} in a row with no episode ended in between (max_env_failures is {self.most})"
-        if self.in_a_row > self.most:
-            where = place if self.in_a_row == 1 else f"{place}\n  {told}"
+    def record_failure(self, error: EnvironmentFailed, place: str, steps: int = 0) -> None:
+        """Count and log a failure and the steps it cost; raise it if it is one more than is tolerated."""
+        self.consecutive_failures += 1
+        budget = (
+            f"failure {self.consecutive_failures} in a row with no episode ended in between "
+            f"(max_env_failures is {self.max_failures})"
+        )
+        if self.consecutive_failures > self.max_failures:
+            where = place if self.consecutive_failures == 1 else f"{place}\n  {budget}"
             cause = error.__cause__ if isinstance(error, ItemLost) else error
             raise EnvironmentFailed(error.problem, error.slot, where) from cause
-        self._lost.append(steps)
-        text = "%s\n  in %s\n  The environment is made again: %s"
-        _log.warning(text, error.problem, place, told, exc_info=_original(error))
+        self._lost_steps.append(steps)
+        text = "%s\n  in %s\n  The environment is rebuilt: %s"
+        _log.warning(text, error.problem, place, budget, exc_info=_root_cause(error))
 
-    def taken(self) -> Batch:
-        """Return a column of the failures since it was last asked for: the steps of each episode that was dropped."""
-        lost, self._lost = self._lost, []
-        return {"episode_lost": np.array(lost, np.int64)}
+    def take_lost_episodes(self) -> Batch:
+        """Return the column `episode_lost`: the steps of each episode dropped since the last call."""
+        steps, self._lost_steps = self._lost_steps, []
+        return {"episode_lost": np.array(steps, np.int64)}
 
-    def without(
-        self, error: EnvironmentFailed, slots: list[int], of: Slots, place: Place, go_on: Callable[[list[int]], Any]
+    def recover(
+        self,
+        error: EnvironmentFailed,
+        slots: list[int],
+        envs: Slots,
+        locate: Locate,
+        proceed: Callable[[list[int]], Any],
     ) -> list[int]:
-        """Go on with the slots after one that failed, and return all that did. Their environments are made again.
+        """Rebuild the environment that failed, proceed with the slots after it, and return all that failed.
+
+        Args:
+            error: the failure.
+            slots: in the order in which they were being stepped or reset.
+            envs: the environments.
+            locate: returns the location of a slot.
+            proceed: steps or resets the remaining slots.
 
         Raises:
-            ItemLost: if single environments cannot be.
+            ItemLost: if single environments cannot be rebuilt.
         """
-        gone: list[int] = []
+        failed: list[int] = []
         while True:
-            where, steps = place(error.slot)
-            if not isinstance(of, SteppedSlots):
-                raise ItemLost.at(error.problem, error.slot, where, steps) from error
-            self.bear(error, where, steps)
-            self._rebuild(of, error.slot, place)
-            gone.append(error.slot)
+            place, steps = locate(error.slot)
+            if not isinstance(envs, SteppedSlots):
+                raise ItemLost.at(error.problem, error.slot, place, steps) from error
+            self.record_failure(error, place, steps)
+            self._rebuild(envs, error.slot, locate)
+            failed.append(error.slot)
             slots = slots[slots.index(error.slot) + 1 :]
             try:
                 if slots:
-                    go_on(slots)
-                return gone
+                    proceed(slots)
+                return failed
             except EnvironmentFailed as another:
                 error = another
 
-    def _rebuild(self, slots: SteppedSlots, slot: int, place: Place) -> None:
+    def _rebuild(self, envs: SteppedSlots, slot: int, locate: Locate) -> None:
         while True:
             try:
-                slots.rebuild(slot)
-                self.anew.add(slot)
+                envs.rebuild(slot)
+                self.rebuilt.add(slot)
                 break
             except EnvironmentFailed as error:
-                self.bear(error, place(slot)[0])
+                self.record_failure(error, locate(slot)[0])
         if self.prepare is not None:
-            self.prepare(slots)
+            self.prepare(envs)
 
-    def remade(self, slots: Slots, lost: ItemLost, place: Place) -> Slots:
-        """Return environments in which an item can be played from the beginning."""
-        if isinstance(slots, SteppedSlots):
-            self.bear(lost, lost.place, lost.steps)
-            # Others need no more than a seed, unless they depend on what was played and is lost.
-            for slot in [lost.slot] if slots.repeats else range(slots.num):
-                self._rebuild(slots, slot, place)
-            return slots
-        if self._make is None:
+    def rebuild_for_retry(self, envs: Slots, lost: ItemLost, locate: Locate) -> Slots:
+        """Return environments in which an item can be collected from its beginning."""
+        if isinstance(envs, SteppedSlots):
+            self.record_failure(lost, lost.place, lost.steps)
+            # The others need no more than a seed, unless they depend on the steps that are lost.
+            for slot in [lost.slot] if envs.repeats_from_seed else range(envs.num):
+                self._rebuild(envs, slot, locate)
+            return envs
+        if self._make_slots is None:
             raise EnvironmentFailed(lost.problem, lost.slot, lost.place) from lost.__cause__
-        self.bear(lost, lost.place, lost.steps)
-        slots.close()
-        return self.make(place)
+        self.record_failure(lost, lost.place, lost.steps)
+        envs.close()
+        return self.make_slots(locate)
 
-    def make(self, place: Place) -> Slots:
-        """Make all environments, as often as it takes."""
-        assert self._make is not None
+    def make_slots(self, locate: Locate) -> Slots:
+        """Create all environments, and retry after failures."""
+        assert self._make_slots is not None
         while True:
             self._num_made += 1
             try:
-                made = self._make(self._num_made - 1)
+                envs = self._make_slots(self._num_made - 1)
                 break
             except ConfigError:
                 raise
             except (Exception, SystemExit) as error:
-                failure = failed(SOME_SLOT, "making", error)
+                failure = environment_error(UNKNOWN_SLOT, "making", error)
                 failure.__cause__ = error
-                self.bear(failure, place(SOME_SLOT)[0])
+                self.record_failure(failure, locate(UNKNOWN_SLOT)[0])
         if self.prepare is not None:
-            self.prepare(made)
-        return made
+            self.prepare(envs)
+        return envs
 
 
-def _original(error: BaseException | None) -> BaseException | None:
-    """Return what an environment raised."""
+def _root_cause(error: BaseException | None) -> BaseException | None:
+    """Return the exception that an environment raised."""
     while isinstance(error, EnvironmentFailed):
         error = error.__cause__
     return error

@@ -1,4 +1,4 @@
-"""What was played, in arrays that are there already: a row for every step, a column for every slot."""
+"""Preallocated arrays that environment steps are written into: a row for every step, a column for every slot."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from raceway.rl import Batch, empty, row_of, tree_map
 
 Array = np.ndarray
 
-_ROWS = 512  # for the first episodes; more are made when one is longer
+_INITIAL_ROWS = 512  # doubled whenever an episode is longer
 _ARRAYS = ("obs", "action", "reward", "ended", "valid")
 
 
 class RolloutArrays:
-    """Steps, [T, B]: what `Collector` writes into. There is a row more of what was seen."""
+    """Arrays of environment steps, [T, B], that `Collector` writes into. `obs` has one row more, for the last one."""
 
     def __init__(self, slots: Slots) -> None:
         self.slots, self.num_slots = slots, slots.num
-        self._carried = np.zeros((2, slots.num))  # rewards and steps of the episodes that a fragment left open
-        self._reserve(_ROWS)
+        self._carried = np.zeros((2, slots.num))  # return and length so far of the episodes that a fragment left open
+        self._reserve(_INITIAL_ROWS)
 
     def _reserve(self, rows: int) -> None:
-        """Make the arrays that long, keeping what they hold."""
+        """Grow the arrays to a number of rows, keeping their contents."""
         num, old = self.num_slots, {name: getattr(self, name) for name in _ARRAYS if hasattr(self, name)}
         self.obs: Any = empty(self.slots.observation_space, (rows + 1, num))
         self.action: Array = empty(self.slots.action_space, (rows, num))
@@ -33,14 +33,14 @@ class RolloutArrays:
         self.ended = np.zeros((rows, 2, num), bool)
         self.valid = np.zeros((rows, num), bool)
         for name, arrays in old.items():
-            tree_map(lambda new, then: np.copyto(new[: len(then)], then), getattr(self, name), arrays)
+            tree_map(lambda new, before: np.copyto(new[: len(before)], before), getattr(self, name), arrays)
 
-    def _seen(self, row: int, slot: int) -> Any:
-        """Return a copy of what was seen there."""
+    def _copy_obs(self, row: int, slot: int) -> Any:
+        """Return a copy of an observation."""
         return tree_map(np.copy, row_of(self.obs, (row, slot)))
 
-    def _columns(self, num_rows: int) -> Batch:
-        """Return copies of the first rows."""
+    def _copy_columns(self, num_rows: int) -> Batch:
+        """Return copies of the first rows as the columns of a fragment."""
         columns = {
             "obs": row_of(self.obs, slice(0, num_rows)),
             "action": self.action[:num_rows],
@@ -52,8 +52,8 @@ class RolloutArrays:
         }
         return tree_map(np.copy, columns)
 
-    def _whole(self, num_rows: int) -> Batch:
-        """Return the steps that count, slot by slot, and the length of each episode."""
+    def _whole_episodes(self, num_rows: int) -> Batch:
+        """Return the valid steps, slot by slot, and the length of each episode."""
         slots, steps = np.nonzero(self.valid[:num_rows].T)
         batch = {
             "obs": row_of(self.obs, (steps, slots)),
@@ -66,91 +66,95 @@ class RolloutArrays:
         batch["length"] = np.diff(ends, prepend=-1)
         return batch
 
-    def _stacked(self, seen: list[Any]) -> Any:
-        """Put observations on top of one another, also if there are none."""
-        none = row_of(self.obs, (slice(0, 0), 0))
-        return tree_map(lambda *parts: np.stack(parts), *seen) if seen else tree_map(np.copy, none)
+    def _stack_obs(self, observations: list[Any]) -> Any:
+        """Stack observations along a new first axis; an empty list gives an array of length 0."""
+        no_obs = row_of(self.obs, (slice(0, 0), 0))
+        return tree_map(lambda *parts: np.stack(parts), *observations) if observations else tree_map(np.copy, no_obs)
 
-    def _finished(self, ends: Sequence[tuple[int, int, bool]], num_rows: int) -> Batch:
-        """Return the returns and lengths of the episodes that ended in a fragment, and carry what goes on.
+    def _episode_totals(self, ends: Sequence[tuple[int, int, bool]], num_rows: int) -> Batch:
+        """Return the returns and lengths of the episodes that ended in a fragment, and carry over the open ones.
 
         Args:
-            ends: slot and row of each, and whether it was played out; others are not told of.
+            ends: the slot and last row of each episode, and whether it was completed. Episodes dropped after a failure
+                are not reported.
             num_rows: of the fragment.
         """
         valid = self.valid[:num_rows]
         sums = np.stack([np.cumsum(self.reward[:num_rows] * valid, 0, float), np.cumsum(valid, 0, float)])
-        before, found = -self._carried, []
-        for slot, now, played_out in ends:
-            if played_out:
-                found.append(sums[:, now, slot] - before[:, slot])
-            before[:, slot] = sums[:, now, slot]
+        before, totals = -self._carried, []
+        for slot, row, completed in ends:
+            if completed:
+                totals.append(sums[:, row, slot] - before[:, slot])
+            before[:, slot] = sums[:, row, slot]
         self._carried = sums[:, -1] - before
-        table = np.array(found).reshape(-1, 2)
+        table = np.array(totals).reshape(-1, 2)
         return {"episode_return": table[:, 0], "episode_length": table[:, 1].astype(np.int64)}
 
-    def _steps_before(self, row: int, slot: int) -> tuple[int, int]:
-        """Return how many steps before this row are of the episode that goes on there: in these rows, and in all."""
+    def _steps_in_episode(self, row: int, slot: int) -> tuple[int, int]:
+        """Return how many steps the episode open at a row has had: in these arrays, and in total."""
         breaks = np.flatnonzero(~self.valid[:row, slot] | self.ended[:row, :, slot].any(1))
         if len(breaks):
             return (row - 1 - int(breaks[-1]),) * 2
         return row, row + int(self._carried[1, slot])
 
-    def _cross_out(self, slots: list[int], row: int) -> None:
-        """Have a step not count, of which nothing is known."""
+    def _invalidate_step(self, slots: list[int], row: int) -> None:
+        """Mark a failed step of these slots as not valid."""
         self.valid[row, slots] = False
         self.reward[row, slots] = 0
         self.ended[row][:, slots] = False
 
-    def _first_not_finite(
-        self, num_rows: int, going_on: Array, resets: bool, final_obs: Any = None, final: Sequence[Any] = ()
+    def _find_non_finite(
+        self, num_rows: int, active: Array, resets: bool, final_obs: Any = None, final: Sequence[Any] = ()
     ) -> tuple[int, int, str] | None:
-        """Find the first value that is not finite, of steps that count.
+        """Find the first valid reward or observation that is not finite.
 
         Args:
-            num_rows: that were played.
-            going_on: the slots that play on after these, [B].
-            resets: whether what they see now is the first of an episode where one has ended.
-            final_obs: last observations of episodes, whose rows a reset may have taken.
+            num_rows: rows that were collected.
+            active: the slots that continue after them, [B].
+            resets: whether the observation after an episode's end is already the first of the next episode.
+            final_obs: last observations of episodes, whose rows a reset may have overwritten.
             final: the slot and row of each.
 
         Returns:
-            The row and slot of the step, or of the row that a reset was for, and what was wrong with it.
+            The row and slot of the step, or the row that a reset filled, and a description of the problem.
         """
         valid = self.valid[:num_rows]
-        found: list[tuple[int, int, str, Array]] = []
-        for now, slot, value in _not_finite(self.reward[:num_rows], valid):
-            found.append((now, slot, "step of the environment gave a reward", value))
-        seen = np.zeros((num_rows + 1, self.num_slots), bool)  # before or after a step that counts, or by who goes on
-        seen[:-1] = valid
-        seen[1:] |= valid
-        seen[-1] |= going_on
-        places: list[tuple[int, int, Array]] = []
-        tree_map(lambda rows: places.extend(_not_finite(rows[: num_rows + 1], seen)), self.obs)
-        for now, slot, value in places:
-            began = self._began(now, slot, bool(valid[now, slot] if now < num_rows else going_on[slot] and resets))
-            verb = "reset" if began else "step"
-            found.append((now if began else now - 1, slot, f"{verb} of the environment gave an observation", value))
+        problems: list[tuple[int, int, str, Array]] = []
+        for row, slot, value in _first_non_finite(self.reward[:num_rows], valid):
+            problems.append((row, slot, "step of the environment gave a reward", value))
+        observed = np.zeros((num_rows + 1, self.num_slots), bool)  # before or after a valid step, or by an active slot
+        observed[:-1] = valid
+        observed[1:] |= valid
+        observed[-1] |= active
+        values: list[tuple[int, int, Array]] = []
+        tree_map(lambda rows: values.extend(_first_non_finite(rows[: num_rows + 1], observed)), self.obs)
+        for row, slot, value in values:
+            is_first = self._is_first_obs(
+                row, slot, bool(valid[row, slot] if row < num_rows else active[slot] and resets)
+            )
+            verb = "reset" if is_first else "step"
+            problem = f"{verb} of the environment gave an observation"
+            problems.append((row if is_first else row - 1, slot, problem, value))
         if final:
-            places.clear()
-            tree_map(lambda rows: places.extend(_not_finite(rows[None])), final_obs)
-            for _, which, value in places:
-                slot, now = final[which][:2]
-                found.append((now - 1, slot, "step of the environment gave an observation", value))
-        if not found:
+            values.clear()
+            tree_map(lambda rows: values.extend(_first_non_finite(rows[None])), final_obs)
+            for _, index, value in values:
+                slot, row = final[index][:2]
+                problems.append((row - 1, slot, "step of the environment gave an observation", value))
+        if not problems:
             return None
-        row, slot, problem, value = min(found, key=lambda one: one[0])
+        row, slot, problem, value = min(problems, key=lambda entry: entry[0])
         return row, slot, f"{problem} of {value.ravel()[:8].tolist()}"
 
-    def _began(self, row: int, slot: int, goes_on: bool) -> bool:
-        """Whether an observation is the first of its episode."""
+    def _is_first_obs(self, row: int, slot: int, continues: bool) -> bool:
+        """Whether an observation is the first of its episode; `continues` says whether a step or reset used its row."""
         if row == 0 or not self.valid[row - 1, slot]:
             return True
-        return bool(self.ended[row - 1, :, slot].any()) and goes_on
+        return bool(self.ended[row - 1, :, slot].any()) and continues
 
 
-def scores_of(slots: Slots) -> Batch:
-    """Return what whole games brought, where episodes and rewards are something else."""
+def take_game_scores(slots: Slots) -> Batch:
+    """Return the returns and lengths of finished games, and clear them; only where an episode is not a whole game."""
     scores = getattr(slots, "scores", None)
     if scores is None:
         return {}
@@ -159,11 +163,11 @@ def scores_of(slots: Slots) -> Batch:
     return {"episode_return": table[:, 0], "episode_length": table[:, 1].astype(np.int64)}
 
 
-def _not_finite(rows: Array, counts: Array | None = None) -> list[tuple[int, int, Array]]:
-    """Return the row and slot of the first value that is not finite where it counts, and the value; or nothing."""
+def _first_non_finite(rows: Array, mask: Array | None = None) -> list[tuple[int, int, Array]]:
+    """Return the row, slot and value of the first entry within the mask that is not finite, or an empty list."""
     if rows.dtype.kind != "f" or np.isfinite(rows).all():
         return []
     bad = ~np.isfinite(rows).reshape(*rows.shape[:2], -1).all(-1)
-    if counts is not None:
-        bad &= counts
-    return [(now, slot, np.asarray(rows[now, slot])) for now, slot in np.argwhere(bad)[:1].tolist()]
+    if mask is not None:
+        bad &= mask
+    return [(row, slot, np.asarray(rows[row, slot])) for row, slot in np.argwhere(bad)[:1].tolist()]

@@ -10,31 +10,32 @@ from __future__ import annotations
 
 from typing import Any
 
-from raceway.runner._client import Client
-from raceway.runner._future import Future
-from raceway.runner._hub import find_object_hub
+from raceway.runner._future import ServiceFuture as Future
 from raceway.runner._objects import Deserializer, ObjectRef
+from raceway.runner._registry import find_object_owner
 from raceway.runner._runner import Runner, Service
+from raceway.runner._worker import WorkerBackend
 
 __all__ = ["Future", "ObjectRef", "Runner", "Service", "get_object", "patch_object", "update_object"]
 
 
 def get_object(ref: ObjectRef, deserializer: Deserializer | None = None) -> Any:
-    """Read an object where no Runner is at hand, as in a worker; see `Runner.get_object`."""
-    return _hub(ref).read(ref, deserializer)
+    """Read an object where there is no Runner, as in a worker; see `Runner.get_object`."""
+    return _objects_of(ref).read(ref, deserializer)
 
 
 def update_object(ref: ObjectRef, value: Any) -> ObjectRef:
-    """Replace an object where no Runner is at hand; see `Runner.update_object`."""
-    hub = _hub(ref)
-    return hub.update(ref, hub.put(value))  # type: ignore[no-any-return]
+    """Replace an object where there is no Runner; see `Runner.update_object`."""
+    objects = _objects_of(ref)
+    return objects.update(ref, objects.put(value))  # type: ignore[no-any-return]
 
 
 def patch_object(ref: ObjectRef, patch: Any, size: float = 1) -> ObjectRef:
-    """Append to an object where no Runner is at hand; see `Runner.patch_object`."""
-    hub = _hub(ref)
-    return hub.patch(ref, hub.put(patch), size)  # type: ignore[no-any-return]
+    """Append to an object where there is no Runner; see `Runner.patch_object`."""
+    objects = _objects_of(ref)
+    return objects.patch(ref, objects.put(patch), size)  # type: ignore[no-any-return]
 
 
-def _hub(ref: ObjectRef) -> Any:
-    return find_object_hub(ref) or Client()
+def _objects_of(ref: ObjectRef) -> Any:
+    backend = find_object_owner(ref) or WorkerBackend()
+    return backend.objects

@@ -1,4 +1,4 @@
-"""Objects of the Runner: named values that can be read, replaced and appended to, by any process of the run."""
+"""Objects of the Runner: values that any process of the run can read, replace and append to."""
 
 from __future__ import annotations
 
@@ -8,128 +8,135 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from raceway.engine._handles import Handle
-from raceway.engine.base import Ref
+from raceway.engine.base import Handle, Ref
 from raceway.errors import ConfigError
 
 Deserializer = Callable[[Any, list[Any]], Any]
-News = tuple[int, Ref | None, int, list[Ref]]
-"""What a reader lacks: the epoch, the base if it is new, how many of its patches were dropped, and the new ones."""
+ObjectDelta = tuple[int, Ref | None, int, list[Ref]]
+"""What a reader has not read yet: epoch, base (None if known), number of dropped patches, and the new patches."""
 
 
 class ObjectRef(Handle):
-    """The name of an object: a read gives its latest state. It lives as long as anybody, in any process, holds this."""
+    """A reference to an object, whose latest state each read returns.
+
+    The object lives as long as any process holds a reference.
+    """
 
     __slots__ = ()
 
 
 @dataclass
 class StoredObject:
-    """An object as the driver keeps it. Values are stored references; nothing is decoded here."""
+    """An object as the driver stores it. Base and patches are references to encoded values."""
 
     base: Ref
     max_size: float = math.inf
-    """What the patches may have together, and the oldest are dropped before they have more."""
+    """Total size of the patches to keep: the oldest are dropped as long as the others have this size."""
     patches: list[Ref] = field(default_factory=list)
     sizes: list[float] = field(default_factory=list)
-    first: int = 0
-    """How many patches of this base were dropped."""
+    num_dropped: int = 0
+    """Number of patches of this base that were dropped."""
     epoch: int = 0
-    """Counts how often the base was replaced, so that readers know whether theirs is the current one."""
-    total: float = 0.0
-    """The sizes together."""
+    """Number of times that the base was replaced, by which readers know whether their base is current."""
+    total_size: float = 0.0
+    """Sum of `sizes`."""
 
     def append(self, patch: Ref, size: float) -> None:
-        """Add a patch. The oldest are dropped that the newest `max_size` do not need."""
+        """Add a patch, and drop the oldest that are not needed to fill `max_size`."""
         if not isinstance(size, (int, float)) or not 0 <= size < math.inf:
             raise ConfigError(f"the size of a patch must be a number from 0, not {size!r}")
         self.patches.append(patch)
         self.sizes.append(size)
-        self.total += size
-        num_dropped = 0
-        while self.total - self.sizes[num_dropped] >= self.max_size:
-            self.total -= self.sizes[num_dropped]
-            num_dropped += 1
-        self._drop(num_dropped)
+        self.total_size += size
+        num_excess = 0
+        while self.total_size - self.sizes[num_excess] >= self.max_size:
+            self.total_size -= self.sizes[num_excess]
+            num_excess += 1
+        self._drop(num_excess)
 
     def _drop(self, num: int) -> None:
         del self.patches[:num], self.sizes[:num]
-        self.first += num
+        self.num_dropped += num
 
-    def since(self, epoch: int, num_seen: int) -> News:
-        """Return what a reader lacks that has seen so many patches of the base of an epoch."""
+    def delta(self, epoch: int, num_seen: int) -> ObjectDelta:
+        """Return what is new to a reader that has seen `num_seen` patches of the base of `epoch`."""
         if epoch == self.epoch:
-            return self.epoch, None, self.first, self.patches[max(num_seen - self.first, 0) :]
-        return self.epoch, self.base, self.first, list(self.patches)
+            return self.epoch, None, self.num_dropped, self.patches[max(num_seen - self.num_dropped, 0) :]
+        return self.epoch, self.base, self.num_dropped, list(self.patches)
 
     def replace(self, base: Ref, num_folded: int | None = None) -> None:
-        """Replace the base; so many patches that the old one had, by default all, are part of it now."""
-        self._drop(len(self.patches) if num_folded is None else max(num_folded - self.first, 0))
-        self.base, self.first, self.total = base, 0, sum(self.sizes)
+        """Replace the base, and drop the patches that are part of the new one: the first `num_folded`, or all."""
+        self._drop(len(self.patches) if num_folded is None else max(num_folded - self.num_dropped, 0))
+        self.base, self.num_dropped, self.total_size = base, 0, sum(self.sizes)
         self.epoch += 1
 
 
 @dataclass
-class Known:
-    """What this process has read of an object."""
+class CachedObject:
+    """The part of an object that this process has read."""
 
     epoch: int = -1
     base: Any = None
     patches: list[Any] = field(default_factory=list)
-    first: int = 0
-    """How many patches of this base were dropped."""
+    num_dropped: int = 0
+    """Number of patches of this base that were dropped."""
     lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held while it learns: two threads must not both add what is new."""
+    """Held during an update: two threads must not both add the new patches."""
 
-    def copy(self) -> Known:
-        """Return what is known now, as it stays while others learn on."""
-        return Known(self.epoch, self.base, list(self.patches), self.first)
+    def snapshot(self) -> CachedObject:
+        """Return a copy that later updates do not change."""
+        return CachedObject(self.epoch, self.base, list(self.patches), self.num_dropped)
 
     @property
     def num_seen(self) -> int:
-        """How many patches of this base were read, or dropped before."""
-        return self.first + len(self.patches)
+        """Number of patches of this base that were read, or dropped before."""
+        return self.num_dropped + len(self.patches)
 
-    def learn(self, ref: ObjectRef, news: News) -> None:
-        """Add what is new of the object to what is known, and forget what was dropped."""
-        epoch, base, first, patches = news
+    def apply(self, ref: ObjectRef, delta: ObjectDelta) -> None:
+        """Read a new base and new patches, and discard patches that the driver has dropped."""
+        epoch, base, num_dropped, patches = delta
         if base is not None:
-            self.epoch, self.base, self.patches, self.first = epoch, base.get(), [], first
-            ref._table.cached_from[base.id] = ref.id
-        del self.patches[: first - self.first]
-        self.first = first
+            self.epoch, self.base, self.patches, self.num_dropped = epoch, base.get(), [], num_dropped
+            ref.table.cached_handles[base.id] = ref.id
+        del self.patches[: num_dropped - self.num_dropped]
+        self.num_dropped = num_dropped
         self.patches.extend(patch.get() for patch in patches)
 
 
-def fold(ref: ObjectRef, known: Known, deserializer: Deserializer | None) -> Any:
-    """Make the value of what was read. The same base and patches are passed each time: they must not be changed."""
+def not_an_object_ref(value: object) -> ConfigError:
+    """Return the error for a value that should be an ObjectRef."""
+    return ConfigError(f"expected the reference that put_object returned, not {value!r}")
+
+
+def object_value(ref: ObjectRef, cached: CachedObject, deserializer: Deserializer | None) -> Any:
+    """Return the value of an object. The deserializer gets the cached base and patches, which it must not change."""
     if deserializer is not None:
-        return deserializer(known.base, known.patches)
-    if known.patches:
+        return deserializer(cached.base, cached.patches)
+    if cached.patches:
         raise ConfigError(
-            f"{ref!r} has {len(known.patches)} patches, so reading it needs get_object(ref, deserializer=...), "
+            f"{ref!r} has {len(cached.patches)} patches, so reading it needs get_object(ref, deserializer=...), "
             "a function of (base, patches)"
         )
-    return known.base
+    return cached.base
 
 
-def compact(side: Side, ref: ObjectRef, deserializer: Deserializer) -> ObjectRef:
-    """Fold an object's patches into its base; again, if somebody replaced it meanwhile."""
+def compact(objects: ObjectAccess, ref: ObjectRef, deserializer: Deserializer) -> ObjectRef:
+    """Fold an object's patches into its base; repeat if the base was replaced meanwhile."""
     while True:
-        known = side.news(ref)
-        base = side.put(fold(ref, known, deserializer))
-        if side.compacted(ref, known.epoch, known.num_seen, base):
+        cached = objects.fetch(ref)
+        base = objects.put(object_value(ref, cached, deserializer))
+        if objects.replace_folded(ref, cached.epoch, cached.num_seen, base):
             return ref
 
 
-class Side(Protocol):
-    """Either side of a run: the hub in the driver, the client in a worker."""
+class ObjectAccess(Protocol):
+    """Access to objects, which differs between the driver (`ObjectStore`) and workers (`WorkerObjects`)."""
 
     def put(self, value: Any) -> Ref:
         """Store a value."""
 
-    def news(self, ref: ObjectRef) -> Known:
-        """Return all of an object, having read what is new of it."""
+    def fetch(self, ref: ObjectRef) -> CachedObject:
+        """Update this process's copy of an object, and return a snapshot of it."""
 
-    def compacted(self, ref: ObjectRef, epoch: int, num_folded: int, base: Ref) -> bool:
-        """Replace base and first patches by what was made of them, unless the base is another by now."""
+    def replace_folded(self, ref: ObjectRef, epoch: int, num_folded: int, base: Ref) -> bool:
+        """Replace base and first patches by the base that was made of them; return False if the epoch has changed."""

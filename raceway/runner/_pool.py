@@ -1,4 +1,4 @@
-"""A service's workers: which of them runs what, when there are more, and what happens when one dies."""
+"""The workers of a service: which worker runs a call, when more are started, and what happens when one dies."""
 
 from __future__ import annotations
 
@@ -7,41 +7,39 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from raceway.engine._core import CoreActor
-from raceway.engine.base import Future as EngineFuture
-from raceway.engine.base import Message, Resources
+from raceway.engine.base import Actor, Future, Message, Resources
 from raceway.errors import ActorDied, ActorError, ActorStartError, EngineClosed, RacewayError
 
 if TYPE_CHECKING:
-    from raceway.runner._future import Future
-    from raceway.runner._hub import Hub
+    from raceway.runner._driver import DriverBackend
+    from raceway.runner._future import ServiceFuture
 
 _log = logging.getLogger("raceway.runner")
 
-_QUEUED_MICROS = 1000
-"""Work that may lie in front of a worker: enough that a worker with tiny calls never waits for the driver, so little
+_MAX_QUEUED_MICROS = 1000
+"""Work that may be queued at a worker: enough that a worker with tiny calls never waits for the driver, so little
 that a call never waits long behind another while a second worker idles."""
-_MOST_QUEUED = 64
-_START_TRIES = 3  # a worker killed while it starts is started again; one whose constructor raises is not
+_MAX_QUEUED_CALLS = 64
+_MAX_START_ATTEMPTS = 3  # for a worker that is killed while it starts; an exception of its constructor is final
 
 
-class Pool:
+class WorkerPool:
     """The workers of one service.
 
     Args:
-        hub: the run it belongs to.
-        name: of the service.
-        factory: makes the object in each worker.
-        args: its arguments.
-        size: workers that may run calls at the same time; those that wait for nested calls do not count.
-        resources: what each worker needs.
-        ordered: one worker with state: its calls run in the order sent, and it is not replaced when it dies.
+        backend: the run it belongs to.
+        name: name of the service.
+        factory: creates the object in each worker.
+        args: arguments of the factory.
+        size: workers that may run calls at the same time, not counting those that are blocked in nested calls.
+        resources: resources of each worker.
+        ordered: whether it is one stateful worker: its calls run in the order sent, and it is not replaced if it dies.
         deadline: seconds that a call may run before its worker is killed.
     """
 
     def __init__(
         self,
-        hub: Hub,
+        backend: DriverBackend,
         name: str,
         factory: Callable[..., Any],
         args: tuple[Any, ...],
@@ -51,165 +49,171 @@ class Pool:
         ordered: bool,
         deadline: float | None,
     ) -> None:
-        self.hub = hub
+        self.backend = backend
         self.name = name
         self.size = size
         self.ordered = ordered
         self.deadline = deadline
-        self.members: list[CoreActor] = []
-        self.broken: BaseException | None = None
-        """Why it takes no more calls."""
+        self.workers: list[Actor] = []
+        self.error: BaseException | None = None
+        """Why it accepts no more calls, or None while it does."""
         self._factory = factory
         self._args = args
         self._resources = resources
-        self._queue: deque[tuple[Message, Future[Any]]] = deque()
+        self._queue: deque[tuple[Message, ServiceFuture[Any]]] = deque()
         self._num_started = 0
         self._num_failed_starts = 0
-        self._depth = 1
-        self._slowest = 0.0
+        self._max_worker_calls = 1
+        self._slowest_micros = 0.0
 
-    def submit(self, message: Message, future: Future[Any]) -> None:
-        """Queue a call, to run when the futures it needs are done. Called with the lock, as all that follows."""
-        if self.broken is not None:
-            future.fail(self.broken)
+    # All methods are called with the engine's lock.
+
+    def submit(self, message: Message, future: ServiceFuture[Any]) -> None:
+        """Queue a call, to run when its dependencies are done."""
+        if self.error is not None:
+            future.fail(self.error)
             return
-        future.cancel_hook = self._withdraw
+        future.cancel_hook = self._can_cancel
         self._queue.append((message, future))
-        self.feed()
+        self.dispatch_queued()
 
     @staticmethod
-    def _withdraw(future: EngineFuture[Any]) -> bool:
-        return future.actor is None  # `feed` leaves out what is done
+    def _can_cancel(future: Future[Any]) -> bool:
+        return future.actor is None  # `dispatch_queued` then skips the cancelled future
 
-    def start(self) -> CoreActor:
+    def start_worker(self) -> Actor:
         """Start one more worker."""
         self._num_started += 1
-        actor = self.hub.engine.spawn(
+        actor = self.backend.engine.spawn(
             self._factory,
             self._args,
-            name=f"{self.hub.name}/{self.name}-{self._num_started}",
+            name=f"{self.backend.name}/{self.name}-{self._num_started}",
             resources=self._resources,
-            hands_back=not self.ordered,
+            returns_queued_calls=not self.ordered,
         )
-        assert isinstance(actor, CoreActor)
-        actor.on_free = self._freed
-        actor.on_lost = self._lost
-        self.hub.pools[actor] = self
-        if actor.error is not None:  # the inline engine knows at once
-            self._lost(actor, [])
+        actor.on_call_done = self._on_call_done
+        actor.on_calls_returned = self._on_calls_returned
+        self.backend.pools[actor] = self
+        if actor.error is not None:  # the inline engine fails at once
+            self._on_calls_returned(actor, [])
         else:
-            self.members.append(actor)
+            self.workers.append(actor)
         return actor
 
-    def feed(self) -> None:
-        """Hand out what can run now."""
+    def dispatch_queued(self) -> None:
+        """Send queued calls to workers, as many as can run now."""
         queue = self._queue
-        while queue and self.broken is None:
+        while queue and self.error is None:
             message, future = queue[0]
-            if future.done():  # cancelled, or something it needs has failed
+            if future.done():  # cancelled, or a dependency has failed
                 queue.popleft()
                 continue
-            if future.needs:
-                if self.ordered or not self._skip_waiting():
+            if future.dependencies:
+                if self.ordered or not self._rotate_to_runnable():
                     return
                 continue
             try:
-                member = self._free_member()
-            except (RacewayError, OSError) as error:  # there is no room for another worker
-                if not self.members:
+                worker = self._choose_worker()
+            except (RacewayError, OSError) as error:  # no resources for another worker
+                if not self.workers:
                     self._fail_queued(error)
-                return  # those that are there will get to it
-            if member is None:
+                return  # the existing workers will run the call later
+            if worker is None:
                 return
             queue.popleft()
-            self.hub.engine.dispatch(member, message, future)
+            self.backend.engine.dispatch(worker, message, future)
 
-    def _skip_waiting(self) -> bool:
-        """Bring a call that can run to the front of the queue; return whether there is one."""
-        for place, (_, future) in enumerate(self._queue):
-            if future.done() or not future.needs:
-                self._queue.rotate(-place)
+    def _rotate_to_runnable(self) -> bool:
+        """Rotate the queue so that a call without dependencies is first; return whether there is one."""
+        for index, (_, future) in enumerate(self._queue):
+            if future.done() or not future.dependencies:
+                self._queue.rotate(-index)
                 return True
         return False
 
-    def _free_member(self) -> CoreActor | None:
-        """Return the worker with the least before it, a new one if that may be, or None if all have enough."""
-        best, least, running = None, self._depth, 0
-        waiting, can_begin = self.hub.waiting, self.hub.engine.can_begin
-        for member in self.members:
-            if member in waiting or not can_begin(member):
+    def _choose_worker(self) -> Actor | None:
+        """Return the worker with the fewest calls, or a new one if the pool may grow, or None if all are busy."""
+        best, fewest, num_running = None, self._max_worker_calls, 0
+        blocked, can_start_call = self.backend.blocked_workers, self.backend.engine.can_start_call
+        for worker in self.workers:
+            if worker in blocked or not can_start_call(worker):
                 continue
-            running += 1
-            load = len(member.calls)
-            if load < least:
-                best, least = member, load
-                if not load:
-                    return member
+            num_running += 1
+            num_calls = len(worker.calls)
+            if num_calls < fewest:
+                best, fewest = worker, num_calls
+                if not num_calls:
+                    return worker
         if self.ordered:
-            if not self.members and self._num_started == 0:
-                self.start()
-            return self.members[0] if self.members and len(self.members[0].calls) < self._depth else None
-        if running < self.size:
-            started = self.start()
+            if not self.workers and self._num_started == 0:
+                self.start_worker()
+            return self.workers[0] if self.workers and len(self.workers[0].calls) < self._max_worker_calls else None
+        if num_running < self.size:
+            started = self.start_worker()
             return started if started.error is None else None
         return best
 
-    def _freed(self, actor: CoreActor) -> None:
-        """Learn from a call that is done how long they take, and hand out more."""
-        # A slowly forgotten maximum: one slow call among quick ones is reason enough not to queue much behind another.
-        self._slowest = max(actor.last_micros, self._slowest * 0.98)
-        self._depth = max(1, min(_MOST_QUEUED, int(_QUEUED_MICROS / (self._slowest + 1))))
+    def _on_call_done(self, worker: Actor) -> None:
+        """Adapt the number of calls per worker to the duration of a finished call, and send more."""
+        # A maximum that decays slowly: after one slow call among quick ones, few calls should queue behind another.
+        self._slowest_micros = max(worker.last_micros, self._slowest_micros * 0.98)
+        self._max_worker_calls = max(1, min(_MAX_QUEUED_CALLS, int(_MAX_QUEUED_MICROS / (self._slowest_micros + 1))))
         if self._queue:
-            self.feed()
+            self.dispatch_queued()
 
-    def _lost(self, actor: CoreActor, calls: list[tuple[EngineFuture[Any], Message]]) -> None:
-        """Give to others what a worker that died, or that waits, had not begun."""
+    def _on_calls_returned(self, worker: Actor, calls: list[tuple[Future[Any], Message]]) -> None:
+        """Queue the calls again that a worker had not started when it died or blocked in a nested call."""
         for future, message in reversed(calls):
             future.actor = None
-            self._queue.appendleft((message, cast("Future[Any]", future)))
-        if actor.error is not None:
-            self._bury(actor, actor.error)
-        self.feed()
+            self._queue.appendleft((message, cast("ServiceFuture[Any]", future)))
+        if worker.error is not None:
+            self._remove_worker(worker, worker.error)
+        self.dispatch_queued()
 
-    def _bury(self, actor: CoreActor, error: BaseException) -> None:
-        if actor in self.members:
-            self.members.remove(actor)
-        self.hub.pools.pop(actor, None)
-        self.hub.waiting.pop(actor, None)
+    def _remove_worker(self, worker: Actor, error: BaseException) -> None:
+        """Forget a worker that has died, and fail the queued calls if no other can run them."""
+        if worker in self.workers:
+            self.workers.remove(worker)
+        self.backend.pools.pop(worker, None)
+        self.backend.blocked_workers.pop(worker, None)
         if isinstance(error, ActorStartError):
             self._num_failed_starts += 1
-            if error.__cause__ is not None or self._num_failed_starts >= _START_TRIES:
+            if error.__cause__ is not None or self._num_failed_starts >= _MAX_START_ATTEMPTS:
                 self._num_failed_starts = 0
                 self._fail_queued(error)
         elif self.ordered:
-            self.broken = ActorDied(f"service {self.name!r} had state, which is gone: {error}", actor.name)
-            self.broken.__cause__ = error
-            self._fail_queued(self.broken)
+            self.error = ActorDied(f"the state of service {self.name!r} was lost: {error}", worker.name)
+            self.error.__cause__ = error
+            self._fail_queued(self.error)
         else:
             self._num_failed_starts = 0
             _log.warning("a worker of service %r died and is replaced: %s", self.name, error)
 
     def _fail_queued(self, error: BaseException) -> None:
         if self.ordered:
-            self.broken = self.broken or error
+            self.error = self.error or error
         queue, self._queue = self._queue, deque()
         for _, future in queue:
             future.fail(error)
 
-    def close(self, error: EngineClosed) -> None:
-        """End the workers; calls that are still out fail."""
-        self.broken = error
+    def reject_calls(self, error: EngineClosed) -> None:
+        """Fail queued and future calls, and leave the workers to the engine, which is closing."""
+        self.error = error
         self._fail_queued(error)
-        for actor in self.members:
-            actor.on_lost = actor.on_free = None
-            self.hub.pools.pop(actor, None)
-            self.hub.engine.kill(actor)
-        self.members = []
+
+    def close(self, error: EngineClosed) -> None:
+        """End the workers, and fail all calls that are not done."""
+        self.reject_calls(error)
+        for worker in self.workers:
+            worker.on_calls_returned = worker.on_call_done = None
+            self.backend.pools.pop(worker, None)
+            self.backend.engine.kill(worker)
+        self.workers = []
 
 
-def first_error(actors: list[CoreActor]) -> ActorError | None:
-    """Return why one of these could not start, or None."""
-    for actor in actors:
-        if isinstance(actor.error, ActorError):
-            return actor.error
+def first_error(workers: list[Actor]) -> ActorError | None:
+    """Return the error of a worker that could not start, or None."""
+    for worker in workers:
+        if isinstance(worker.error, ActorError):
+            return worker.error
     return None

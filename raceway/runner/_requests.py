@@ -1,84 +1,105 @@
-"""What workers ask of the hub. A future that is not done yet is answered when it is."""
+"""The driver's answers to the requests of workers. A request that waits for futures is answered when they are done."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from raceway.engine._core import CoreActor
-from raceway.errors import WaitTimeout
-from raceway.runner._future import Future
-from raceway.runner._hub import Hub
+from raceway.engine.base import Actor
+from raceway.errors import EngineClosed, ForeignReference, WaitTimeout
+from raceway.runner._future import ServiceFuture
 from raceway.runner._objects import ObjectRef
-from raceway.runner._tally import Tally
+from raceway.runner._registry import open_backends
+from raceway.runner._wait_condition import WaitCondition
+
+if TYPE_CHECKING:
+    from raceway.runner._driver import DriverBackend
 
 
-def _await(
-    hub: Hub,
-    actor: CoreActor,
-    futures: list[Future[Any]],
+def answer_request(worker: Actor, request: tuple[str, str, tuple[Any, ...]]) -> Any:
+    """Answer a worker's request: (run id, verb, arguments). Called with the engine's lock."""
+    run_id, verb, args = request
+    backend = next((backend for backend in open_backends.values() if worker in backend.pools), None)
+    if backend is None:
+        raise EngineClosed("the Runner that this worker belonged to is closed")
+    if run_id and run_id != backend.run_id:
+        raise ForeignReference(f"a worker of the Runner {backend.name!r} cannot use the Runner of {run_id!r}")
+    return HANDLERS[verb](backend, worker, *args)
+
+
+def _answer_later(
+    backend: DriverBackend,
+    worker: Actor,
+    futures: list[ServiceFuture[Any]],
     count: int | None,
     timeout: float | None,
-    finish: Callable[[Tally], Any],
+    make_answer: Callable[[WaitCondition], Any],
     or_failure: bool,
 ) -> Any:
-    """Give a promise that is kept with `finish(tally)` when so many futures are done or the time is up."""
-    hub.check_futures(futures)
-    tally = Tally(futures, count, or_failure)
-    if tally.ready():
-        return finish(tally)
-    promise = hub.engine.promise()
-    hub.park(actor, futures, tally)
+    """Return a future of `make_answer(condition)`, made when `count` futures are done or the timeout has passed."""
+    backend.check_futures(futures)
+    condition = WaitCondition(futures, count, or_failure)
+    if condition.is_met():
+        return make_answer(condition)
+    answer = backend.engine.create_future()
+    backend.add_blocked(worker, futures, condition)
 
-    def settle() -> None:
-        if promise.done():
+    def complete() -> None:
+        if answer.done():
             return
-        hub.waiting.pop(actor, None)
+        backend.blocked_workers.pop(worker, None)
         try:
-            promise.fulfil(finish(tally))
+            answer.set_result(make_answer(condition))
         except Exception as error:
-            promise.fail(error)
-        hub.engine.reactor.changed()
+            answer.fail(error)
+        backend.engine.notify_waiters()
 
     for future in futures:
-        future.add_done_callback(lambda _: settle() if tally.ready() else None)
+        future.add_done_callback(lambda _: complete() if condition.is_met() else None)
     if timeout is not None:
-        hub.engine.reactor.at(hub.engine.clock() + timeout, settle)
-    return promise
+        backend.engine.call_at(backend.engine.clock() + timeout, complete)
+    return answer
 
 
-def _get(hub: Hub, actor: CoreActor, futures: list[Future[Any]], timeout: float | None) -> Any:
-    def finish(tally: Tally) -> list[Any]:
-        if not tally.ready():
-            raise WaitTimeout(f"the futures are not done after {timeout:g} s; still going on")
-        return tally.results()
+def _get(backend: DriverBackend, worker: Actor, futures: list[ServiceFuture[Any]], timeout: float | None) -> Any:
+    def results(condition: WaitCondition) -> list[Any]:
+        if not condition.is_met():
+            raise WaitTimeout(f"the futures are not done after {timeout:g} s; their calls continue")
+        return condition.results()
 
-    return _await(hub, actor, futures, None, timeout, finish, or_failure=True)
+    return _answer_later(backend, worker, futures, None, timeout, results, or_failure=True)
 
 
-def _wait(hub: Hub, actor: CoreActor, futures: list[Future[Any]], count: int | None, timeout: float | None) -> Any:
-    def finish(_: Tally) -> list[bool]:
+def _wait(
+    backend: DriverBackend,
+    worker: Actor,
+    futures: list[ServiceFuture[Any]],
+    count: int | None,
+    timeout: float | None,
+) -> Any:
+    def are_done(_: WaitCondition) -> list[bool]:
         return [future.done() for future in futures]
 
     if timeout == 0:
-        return finish(Tally(futures, count))
-    return _await(hub, actor, futures, count, timeout, finish, or_failure=False)
+        return are_done(WaitCondition(futures, count))
+    return _answer_later(backend, worker, futures, count, timeout, are_done, or_failure=False)
 
 
-def _read(hub: Hub, actor: CoreActor, ref: ObjectRef, epoch: int, num_seen: int) -> Any:
-    news = hub.object(ref).since(epoch, num_seen)
-    hub.engine.supply(actor, ([news[1]] if news[1] is not None else []) + news[3])
-    return news
+def _read_object(backend: DriverBackend, worker: Actor, ref: ObjectRef, epoch: int, num_seen: int) -> Any:
+    delta = backend.objects.find(ref).delta(epoch, num_seen)
+    _, base, _, patches = delta
+    backend.engine.prefetch(worker, ([base] if base is not None else []) + patches)
+    return delta
 
 
-VERBS: dict[str, Callable[..., Any]] = {
-    "submit": lambda hub, actor, *call: [hub.submit(*call)],
+HANDLERS: dict[str, Callable[..., Any]] = {
+    "submit": lambda backend, worker, *call: [backend.submit(*call)],
     "get": _get,
     "wait": _wait,
-    "cancel": lambda hub, actor, future: future.cancel(),
-    "object": lambda hub, actor, *args: hub.put_object(*args),
-    "read": _read,
-    "update": lambda hub, actor, ref, value: hub.update(ref, value),
-    "patch": lambda hub, actor, *args: hub.patch(*args),
-    "compacted": lambda hub, actor, *args: hub.compacted(*args),
+    "cancel": lambda backend, worker, future: future.cancel(),
+    "create_object": lambda backend, worker, *args: backend.objects.create(*args),
+    "read_object": _read_object,
+    "update_object": lambda backend, worker, ref, base: backend.objects.update(ref, base),
+    "patch_object": lambda backend, worker, *args: backend.objects.patch(*args),
+    "replace_folded": lambda backend, worker, *args: backend.objects.replace_folded(*args),
 }

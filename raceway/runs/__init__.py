@@ -1,4 +1,4 @@
-"""Runs: the run directory, its files and their schemas, reading, comparing and resuming runs."""
+"""Runs: the run directory and its files; reading, comparing and resuming runs."""
 
 from raceway.runs.directory import RunDirectory, versions
 

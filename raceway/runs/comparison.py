@@ -1,4 +1,4 @@
-"""Runs side by side: which belong together, what they are called, and what they say together."""
+"""Comparing runs: groups of seeds, labels for them, learning curves and statistics of final scores."""
 
 from __future__ import annotations
 
@@ -15,132 +15,140 @@ import numpy as np
 from raceway.checks import unknown_name
 from raceway.errors import ConfigError
 from raceway.formatting import format_count
-from raceway.runs.reader import RunFiles, find_runs, folders_of, number
+from raceway.runs.reader import RunFiles, find_runs, numeric_value, run_directories
 
-RETURN, EVAL = "rollout/ep_rew_mean", "eval/mean_reward"
-LEVEL = 0.95
-_NO_EFFECT = (
+RETURN_METRIC, EVAL_METRIC = "rollout/ep_rew_mean", "eval/mean_reward"
+CONFIDENCE_LEVEL = 0.95
+_IGNORED_SETTINGS = (
     "engine", "address", "num_workers", "run_dir", "keep", "item_deadline", "max_env_failures", "max_restarts",
 )  # fmt: skip
-_NO_EFFECT_PREFIXES = ("eval_", "save_", "checkpoint", "log_")
-_MOST_NAMED = 4  # settings in a legend
-_FEW = 5  # seeds; with fewer a bootstrap cannot see how far results spread
+"""Settings that do not change results."""
+_IGNORED_PREFIXES = ("eval_", "save_", "checkpoint", "log_")
+_MAX_LABEL_SETTINGS = 4
+_MIN_SEEDS = 5
+"""With fewer seeds a bootstrap underestimates the spread of results."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in their seed, and in nothing else that changes results."""
+    """Runs with the same settings except the seed and settings that do not change results."""
 
     label: str
     runs: tuple[RunFiles, ...]
-    """One of each seed."""
+    """One run per seed."""
 
     @property
     def env(self) -> str:
-        """Their environment."""
+        """The environment of all its runs."""
         return self.runs[0].env
 
 
 def group_runs(paths: Sequence[str | Path]) -> tuple[list[Group], list[str]]:
-    """Return the groups of some runs, in the order given, and what a reader should know of how they were made.
+    """Return the groups of the runs at these paths, in this order, and notes on runs that are incomplete or left out.
 
-    Runs with the same settings but for the seed are a group. If two or more of the paths are folders with several runs
-    in them, each of these is kept apart: they may be of one setting, before and after a change to the program.
+    Runs with the same settings except the seed form a group. If two or more of the paths contain several runs each,
+    groups do not span paths: these may hold the same settings before and after a change to the program.
     """
-    many = [path for path in dict.fromkeys(map(Path, paths)) if len(folders_of(path)) > 1]
-    apart = many if len(many) > 1 else []
-    found: dict[tuple[str, ...], list[RunFiles]] = {}
+    parents = [path for path in dict.fromkeys(map(Path, paths)) if len(run_directories(path)) > 1]
+    separated = parents if len(parents) > 1 else []
+    runs_by_key: dict[tuple[str, ...], list[RunFiles]] = {}
     for run in find_runs(paths):
-        home = next((str(path) for path in apart if path.resolve() in run.path.resolve().parents), "")
-        found.setdefault((run.env, run.algorithm, _settings(run), home), []).append(run)
-    labels = _labels(found)
+        parent = next((str(path) for path in separated if path.resolve() in run.path.resolve().parents), "")
+        runs_by_key.setdefault((run.env, run.algorithm, _settings(run), parent), []).append(run)
+    labels = _labels(runs_by_key)
     notes: list[str] = []
-    groups = [Group(labels[key], tuple(_one_a_seed(runs, labels[key], notes))) for key, runs in found.items()]
-    for one in groups:
-        for run in one.runs:
+    groups = [
+        Group(labels[key], tuple(_newest_per_seed(runs, labels[key], notes))) for key, runs in runs_by_key.items()
+    ]
+    for group in groups:
+        for run in group.runs:
             if run.status != "finished":
-                notes.append(f"{one.label}, seed {run.seed}: {run.status}, after {run.timesteps:,} steps.")
+                notes.append(f"{group.label}, seed {run.seed}: {run.status}, after {run.timesteps:,} steps.")
     return groups, notes
 
 
 def by_env(groups: Iterable[Group]) -> dict[str, list[Group]]:
     """Return the groups of each environment."""
-    found: dict[str, list[Group]] = {}
+    groups_by_env: dict[str, list[Group]] = {}
     for group in groups:
-        found.setdefault(group.env, []).append(group)
-    return found
+        groups_by_env.setdefault(group.env, []).append(group)
+    return groups_by_env
 
 
 def _settings(run: RunFiles) -> str:
-    """Return the settings that results depend on, but for the seed, as text."""
-    kept = {
+    """Return the settings that change results, except the seed, as JSON."""
+    settings = {
         name: value
         for name, value in run.config.items()
-        if value is not None and name not in ("env", "seed", *_NO_EFFECT) and not name.startswith(_NO_EFFECT_PREFIXES)
+        if value is not None
+        and name not in ("env", "seed", *_IGNORED_SETTINGS)
+        and not name.startswith(_IGNORED_PREFIXES)
     }
-    return json.dumps(kept, sort_keys=True)
+    return json.dumps(settings, sort_keys=True)
 
 
-def _one_a_seed(runs: Iterable[RunFiles], label: str, notes: list[str]) -> list[RunFiles]:
-    """Return the newest run of each seed: the same run twice is not two samples."""
+def _newest_per_seed(runs: Iterable[RunFiles], label: str, notes: list[str]) -> list[RunFiles]:
+    """Return the newest run of each seed: repeating a seed gives no independent sample."""
     newest: dict[int, RunFiles] = {}
     for run in sorted(runs, key=lambda run: run.started):
         if run.seed in newest:
-            notes.append(f"{label}, seed {run.seed}: there are several runs of it; the newest counts, {run.path}.")
+            notes.append(f"{label}, seed {run.seed}: it has several runs; only the newest is used, {run.path}.")
         newest[run.seed] = run
     return [newest[seed] for seed in sorted(newest)]
 
 
-def _labels(found: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], str]:
-    """Return a name for every group: its algorithm, and what sets it apart from the others of that algorithm."""
-    keys = list(found)
-    short = {key: (key[0], _label(key, keys, _MOST_NAMED)) for key in keys}  # a label is of one in its environment
-    alike = Counter(short.values())
+def _labels(group_keys: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], str]:
+    """Return a label for every group, unique within its environment: its algorithm and the settings that differ."""
+    keys = list(group_keys)
+    short = {key: (key[0], _label(key, keys, _MAX_LABEL_SETTINGS)) for key in keys}
+    counts = Counter(short.values())
     labels: dict[tuple[str, ...], str] = {}
     for key in keys:
-        name = short[key][1] if alike[short[key]] == 1 else _label(key, keys, None)
+        name = short[key][1] if counts[short[key]] == 1 else _label(key, keys, None)
         taken = {label for other, label in labels.items() if other[0] == key[0]}
         numbered = (f"{name} ({number})" for number in itertools.count(2))
-        labels[key] = next(one for one in itertools.chain([name], numbered) if one not in taken)
+        labels[key] = next(label for label in itertools.chain([name], numbered) if label not in taken)
     return labels
 
 
-def _label(key: tuple[str, ...], keys: Sequence[tuple[str, ...]], most: int | None) -> str:
-    """Return a name for a group by its algorithm, and so many at most of the settings that differ."""
-    env, algorithm, mine, home = key
-    others = [json.loads(one[2]) for one in keys if one[:2] == (env, algorithm)]
-    settings = json.loads(mine)
-    differ = [name for name in sorted(set().union(*others)) if len({str(one.get(name)) for one in others}) > 1]
-    parts = [f"{name}={_shown(settings.get(name))}" for name in differ[:most]]
-    parts += [f"and {format_count(len(differ) - len(parts), 'other')}"] if len(differ) > len(parts) else []
-    if home and sum(one[:3] == key[:3] for one in keys) > 1:
-        parts.append(f"in {home}")
+def _label(key: tuple[str, ...], keys: Sequence[tuple[str, ...]], max_settings: int | None) -> str:
+    """Return a label for a group: its algorithm, and at most `max_settings` of the settings that differ."""
+    env, algorithm, own_settings, parent = key
+    candidates = [json.loads(other[2]) for other in keys if other[:2] == (env, algorithm)]
+    settings = json.loads(own_settings)
+    names = sorted(set().union(*candidates))
+    differing = [name for name in names if len({str(candidate.get(name)) for candidate in candidates}) > 1]
+    parts = [f"{name}={_format_value(settings.get(name))}" for name in differing[:max_settings]]
+    if len(differing) > len(parts):
+        parts += [f"and {format_count(len(differing) - len(parts), 'other')}"]
+    if parent and sum(other[:3] == key[:3] for other in keys) > 1:
+        parts.append(f"in {parent}")
     return " ".join([algorithm, *parts])
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 @dataclass(frozen=True)
-class Curves:
-    """What is drawn of a group."""
+class GroupCurves:
+    """The learning curves of a group."""
 
     label: str
     seeds: dict[int, tuple[np.ndarray, np.ndarray]]
-    """(x, y) of every seed."""
+    """(x, y) by seed."""
 
 
-def curves_of(group: Group, x: str, y: str) -> Curves:
-    """Return how a metric went, of those seeds that have it."""
-    found = {}
+def learning_curves(group: Group, x: str, y: str) -> GroupCurves:
+    """Return the metric `y` over `x`, for the seeds that have both."""
+    curves = {}
     for run in group.runs:
-        pairs = ((number(row, x), number(row, y)) for row in run.metrics)
+        pairs = ((numeric_value(row, x), numeric_value(row, y)) for row in run.metrics)
         points = [pair for pair in pairs if None not in pair]
         if points:
             xs, ys = np.asarray(points, float).T
-            found[run.seed] = xs, ys
-    return Curves(group.label, found)
+            curves[run.seed] = xs, ys
+    return GroupCurves(group.label, curves)
 
 
 def check_metric(name: str, groups: Iterable[Group]) -> None:
@@ -150,58 +158,58 @@ def check_metric(name: str, groups: Iterable[Group]) -> None:
     if name not in names:
         if not names:
             raise ConfigError("none of these runs has any metrics yet. Wait for the first iteration to end.")
-        hint = "Runs that were trained with --eval-every have it." if name.startswith("eval/") else ""
-        whole = sorted(one for one in names if one.endswith(f"/{name}"))
+        hint = "Runs trained with --eval-every have it." if name.startswith("eval/") else ""
+        full_names = sorted(full_name for full_name in names if full_name.endswith(f"/{name}"))
         raise (
-            ConfigError(f"unknown metric {name!r}. Did you mean {whole[0]!r}?")
-            if whole
+            ConfigError(f"unknown metric {name!r}. Did you mean {full_names[0]!r}?")
+            if full_names
             else unknown_name("metric", name, names, hint)
         )
 
 
 @dataclass(frozen=True)
-class Standing:
-    """The final scores of a group, and what they say."""
+class GroupScores:
+    """The final scores of a group, and statistics of them."""
 
     label: str
     scores: dict[int, float]
-    """By seed."""
+    """Final scores by seed."""
 
     @property
     def values(self) -> np.ndarray:
-        """The scores."""
+        """The scores as an array."""
         return np.array(list(self.scores.values()))
 
     @property
     def mean(self) -> float:
-        """Their mean."""
+        """Mean of the scores."""
         return float(self.values.mean())
 
     @property
     def iqm(self) -> float:
-        """Their interquartile mean."""
+        """Interquartile mean of the scores."""
         from raceway.rl import interquartile_mean
 
         return interquartile_mean(self.values)
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Where the interquartile mean lies, by a bootstrap over the seeds; of one seed nothing can be said."""
+        """Bootstrap confidence interval of the interquartile mean over the seeds; None for a single seed."""
         from raceway.rl import bootstrap_interval
 
-        return bootstrap_interval(self.values, level=LEVEL) if len(self.scores) > 1 else None
+        return bootstrap_interval(self.values, level=CONFIDENCE_LEVEL) if len(self.scores) > 1 else None
 
 
 @dataclass(frozen=True)
-class Pair:
-    """How likely a run of one group is higher than a run of another."""
+class PairComparison:
+    """The probability that a run of one group scores higher than a run of another."""
 
-    first: Standing
-    second: Standing
+    first: GroupScores
+    second: GroupScores
 
     @property
     def label(self) -> str:
-        """What is compared."""
+        """The labels of both groups, as `X > Y`."""
         return f"{self.first.label} > {self.second.label}"
 
     @property
@@ -213,57 +221,57 @@ class Pair:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Where it lies, by a bootstrap over the seeds of both."""
+        """Bootstrap confidence interval of the probability; None if a group has a single seed."""
         from raceway.rl import improvement_interval
 
         if min(len(self.first.scores), len(self.second.scores)) < 2:
             return None
-        return improvement_interval(self.first.values, self.second.values, level=LEVEL)
+        return improvement_interval(self.first.values, self.second.values, level=CONFIDENCE_LEVEL)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Groups in one environment."""
+    """The groups of one environment, compared."""
 
     env: str
-    standings: list[Standing]
+    groups: list[GroupScores]
     notes: list[str] = field(default_factory=list)
 
     @property
-    def pairs(self) -> list[Pair]:
-        """Every two of them, the one with the higher interquartile mean first."""
-        ordered = sorted(self.standings, key=lambda one: -one.iqm)
-        return [Pair(first, second) for first, second in itertools.combinations(ordered, 2)]
+    def pairs(self) -> list[PairComparison]:
+        """Every pair of groups, the one with the higher interquartile mean first."""
+        ordered = sorted(self.groups, key=lambda group: -group.iqm)
+        return [PairComparison(first, second) for first, second in itertools.combinations(ordered, 2)]
 
 
-def compare_groups(groups: Iterable[Group], metric: str = RETURN) -> list[Comparison]:
-    """Return one comparison for each environment, of the last value of a metric in every run."""
-    found = []
-    for env, those in by_env(groups).items():
-        standings, notes = [], list[str]()
-        for group in those:
-            last = {run.seed: final(run, metric) for run in group.runs}
-            scores = {seed: score for seed, score in last.items() if score is not None}
-            notes += [f"{group.label}, seed {seed}: left out, it has no {metric}." for seed in last.keys() - scores]
+def compare_groups(groups: Iterable[Group], metric: str = RETURN_METRIC) -> list[Comparison]:
+    """Compare the last value of a metric, and return one comparison per environment."""
+    comparisons = []
+    for env, env_groups in by_env(groups).items():
+        scored_groups, notes = [], list[str]()
+        for group in env_groups:
+            values = {run.seed: final_value(run, metric) for run in group.runs}
+            scores = {seed: value for seed, value in values.items() if value is not None}
+            notes += [f"{group.label}, seed {seed}: left out, it has no {metric}." for seed in values.keys() - scores]
             if scores:
-                standings.append(Standing(group.label, scores))
-        found.append(Comparison(env, standings, [*notes, *_cautions(standings)]))
-    if not any(one.standings for one in found):
+                scored_groups.append(GroupScores(group.label, scores))
+        comparisons.append(Comparison(env, scored_groups, [*notes, *_few_seeds_notes(scored_groups)]))
+    if not any(comparison.groups for comparison in comparisons):
         raise ConfigError(f"none of these runs has a value of {metric} yet. Wait for an episode to end.")
-    return found
+    return comparisons
 
 
-def _cautions(standings: Iterable[Standing]) -> list[str]:
-    """Return what intervals cannot be given, and which should not be trusted too far."""
-    single = [one.label for one in standings if len(one.scores) == 1]
-    few = [one.label for one in standings if 1 < len(one.scores) < _FEW]
-    notes = [f"One seed only, so that no interval can be given: {', '.join(single)}."] if single else []
-    notes += [f"Fewer than {_FEW} seeds, so that intervals come out too narrow: {', '.join(few)}."] if few else []
+def _few_seeds_notes(groups: Sequence[GroupScores]) -> list[str]:
+    """Return notes on intervals that are missing or too narrow for lack of seeds."""
+    single = [group.label for group in groups if len(group.scores) == 1]
+    few = [group.label for group in groups if 1 < len(group.scores) < _MIN_SEEDS]
+    notes = [f"Only one seed, so there is no interval: {', '.join(single)}."] if single else []
+    notes += [f"Fewer than {_MIN_SEEDS} seeds, so the intervals are too narrow: {', '.join(few)}."] if few else []
     return notes
 
 
-def final(run: RunFiles, metric: str = RETURN) -> float | None:
+def final_value(run: RunFiles, metric: str = RETURN_METRIC) -> float | None:
     """Return the last value of a metric in a run."""
-    if metric == RETURN:
+    if metric == RETURN_METRIC:
         return run.mean_return
-    return next((value for row in reversed(run.metrics) if (value := number(row, metric)) is not None), None)
+    return next((value for row in reversed(run.metrics) if (value := numeric_value(row, metric)) is not None), None)

@@ -1,4 +1,4 @@
-"""Runs that are over, or still going on: finding their folders, and reading what is in them."""
+"""Finding run directories and reading them, whether the run has ended or not."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from raceway.checkpoints.files import open_own
+from raceway.checkpoints.files import open_regular_file
 from raceway.errors import ConfigError
-from raceway.runs.schema import last_row, read_config, read_json, read_metrics
+from raceway.runs.config_file import read_config, read_json
+from raceway.runs.metrics_file import last_row, read_metrics
 from raceway.schema import schema_mismatch
 
 ENDED_EARLY = ("interrupt", "terminated")
-"""What a summary's `stopped_by` says of a run that somebody ended."""
+"""Values of a summary's `stopped_by` for a run that a signal ended."""
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What the folder of a run says."""
+    """The contents of a run directory."""
 
     path: Path
     algorithm: str
@@ -32,62 +33,64 @@ class RunFiles:
     config: Mapping[str, Any]
     """Every setting of the algorithm."""
     started: float
-    """When, in seconds since 1970."""
+    """Time of the last start or resume, in seconds since 1970."""
     status: str
-    """`running`, `finished`, `interrupted`, or `stopped`: it ended without a summary, as a killed one does."""
+    """`running`, `finished`, `interrupted`, or `stopped`: it ended without a summary, as a killed run does."""
     summary: Mapping[str, Any] | None
-    """What it says of its end, if it has ended. One that was resumed since has not."""
+    """Its summary if it has ended, and has not been resumed since."""
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
-        """One row an iteration, read when they are asked for."""
+        """One row per iteration, read on first access."""
         return read_metrics(self.path)
 
     @cached_property
     def last(self) -> Mapping[str, Any]:
-        """The last row of metrics, found from the end of the file; empty if there is none."""
+        """The last row of metrics, read from the end of the file; empty if there is none."""
         return last_row(self.path)
 
     @property
     def timesteps(self) -> int:
-        """Steps of environments so far."""
-        return int(number(self.last, "time/total_timesteps") or 0)
+        """Environment steps so far."""
+        return int(numeric_value(self.last, "time/total_timesteps") or 0)
 
     @property
     def mean_return(self) -> float | None:
-        """Mean return of the last hundred episodes, if one has ended."""
+        """Mean return of the last 100 episodes, or None if no episode has ended."""
         if self.summary is None:
-            return number(self.last, "rollout/ep_rew_mean")
-        return number(self.summary, "mean_return")
+            return numeric_value(self.last, "rollout/ep_rew_mean")
+        return numeric_value(self.summary, "mean_return")
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[RunFiles]:
-    """Return the runs that are meant by some paths, each once: a path is a run, or a folder that holds runs."""
-    found: dict[Path, Path] = {}
+    """Return the runs at these paths, each once. A path is a run directory, or a directory that contains some."""
+    directories: dict[Path, Path] = {}
     for path in paths:
-        for folder in folders_of(path):
-            found.setdefault(folder.resolve(), folder)
-    return [read_run(folder) for folder in found.values()]
+        for directory in run_directories(path):
+            directories.setdefault(directory.resolve(), directory)
+    return [read_run(directory) for directory in directories.values()]
 
 
-def folders_of(path: str | Path) -> list[Path]:
-    """Return the folders of the runs that a path means, having said if there are none."""
+def run_directories(path: str | Path) -> list[Path]:
+    """Return the run directories at or below a path. No run there is an error."""
     path = Path(path)
     if not path.exists():
-        raise ConfigError(f"there is no run {str(path)!r}.{_guess(path)} Give folders of runs; `raceway list --runs`.")
-    if not path.is_dir():
-        raise ConfigError(f"{str(path)!r} is a file. Give the folder of the run: {str(path.parent)!r}.")
-    found = list(_walk(path))
-    if not found:
         raise ConfigError(
-            f"{str(path)!r} holds no run: no folder in it has config.json and metrics.jsonl. Give the folder of a run, "
-            "or one that holds some."
+            f"there is no run {str(path)!r}.{_suggestion(path)} Pass run directories; `raceway list --runs` lists them."
         )
-    return found
+    if not path.is_dir():
+        raise ConfigError(f"{str(path)!r} is a file. Pass the run directory: {str(path.parent)!r}.")
+    directories = list(_walk_runs(path))
+    if not directories:
+        raise ConfigError(
+            f"{str(path)!r} contains no run: no directory in it has config.json and metrics.jsonl. Pass a run "
+            "directory, or one that contains some."
+        )
+    return directories
 
 
 def read_run(path: str | Path) -> RunFiles:
-    """Return what the folder of a run says."""
+    """Read a run directory."""
     path = Path(path)
     about = read_config(path)
     config = about["config"]
@@ -99,17 +102,17 @@ def read_run(path: str | Path) -> RunFiles:
         env=summary["env"] if summary else _env_id(config["env"]),
         seed=config["seed"],
         config=config,
-        started=_when([about, *about["resumes"]][-1].get("started"), path / "config.json"),
+        started=_start_time([about, *about["resumes"]][-1].get("started"), path / "config.json"),
         status="running" if running else _ending(summary),
         summary=summary,
     )
 
 
 def is_running(path: str | Path) -> bool:
-    """Whether a process is training in this folder now: as long as it lives, it holds the lock."""
+    """Whether a process is training in this directory now: it holds the lock while it lives."""
     try:
-        with open(open_own(Path(path) / "lock"), "rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # let go of when it is closed
+        with open(open_regular_file(Path(path) / "lock"), "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # released on close
     except BlockingIOError:
         return True
     except OSError:  # no such file
@@ -118,15 +121,18 @@ def is_running(path: str | Path) -> bool:
 
 
 def _read_summary(path: Path) -> dict[str, Any] | None:
-    """Return the summary, unless it is of a first part: of a run that was resumed, and then killed."""
+    """Return the summary, unless it is outdated: the run was resumed after it was written, and then killed."""
     if not (path / "summary.json").is_file():
         return None
     summary = read_json(path / "summary.json")
     problem = schema_mismatch(summary, {"env": str})
     if problem:
         raise ConfigError(f"{path / 'summary.json'} is corrupt: {problem}. Remove it.")
-    steps, until = number(last_row(path), "time/total_timesteps") or 0, number(summary, "timesteps")
-    return None if until is not None and steps > until else summary
+    steps, summary_steps = (
+        numeric_value(last_row(path), "time/total_timesteps") or 0,
+        numeric_value(summary, "timesteps"),
+    )
+    return None if summary_steps is not None and steps > summary_steps else summary
 
 
 def _ending(summary: Mapping[str, Any] | None) -> str:
@@ -135,43 +141,44 @@ def _ending(summary: Mapping[str, Any] | None) -> str:
     return "interrupted" if summary.get("stopped_by") in ENDED_EARLY else "finished"
 
 
-def _walk(path: Path) -> Iterator[Path]:
-    """Yield the folders of runs in a folder. What is in a run is not looked into: checkpoints are large."""
-    for folder, names, files in os.walk(path):
+def _walk_runs(path: Path) -> Iterator[Path]:
+    """Yield the run directories below a path, without descending into a run: checkpoints are large."""
+    for directory, names, files in os.walk(path):
         if {"config.json", "metrics.jsonl"} <= set(files):
             names.clear()
-            yield Path(folder)
+            yield Path(directory)
         names[:] = sorted(name for name in names if not name.startswith("."))
 
 
-def _guess(path: Path) -> str:
-    """Return a question for what was meant by a path that does not exist, by the names beside it."""
+def _suggestion(path: Path) -> str:
+    """Return a "Did you mean ...?" for a path that does not exist, from the names of its siblings."""
     while not path.parent.exists():
         path = path.parent
-    close = difflib.get_close_matches(path.name, [one.name for one in path.parent.iterdir() if one.is_dir()], n=1)
+    siblings = [sibling.name for sibling in path.parent.iterdir() if sibling.is_dir()]
+    close = difflib.get_close_matches(path.name, siblings, n=1)
     return f" Did you mean {str(path.with_name(close[0]))!r}?" if close else ""
 
 
-def number(row: Mapping[str, Any], name: str) -> float | None:
-    """Return a figure of a row of metrics or of a summary, if it has one: anything else is none."""
+def numeric_value(row: Mapping[str, Any], name: str) -> float | None:
+    """Return a number from a row of metrics or a summary, or None if it has no number of that name."""
     value = row.get(name)
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def _env_id(name: str) -> str:
-    """Return an environment's id, as a summary has it. Nothing that the name names is imported."""
-    from raceway.envs.names import ALIASES, find
+    """Return an environment's id in the form that summaries use, without importing its module."""
+    from raceway.envs.names import ALIASES, resolve_env_id
 
     name = ALIASES.get(name, name)
     if ":" in name or "/" in name:
         return name
     try:
-        return find(name)
-    except ConfigError:  # of a class, or registered by the user's own program
+        return resolve_env_id(name)
+    except ConfigError:  # the name of a class, or an id that the user's program registers
         return name
 
 
-def _when(text: Any, path: Path) -> float:
+def _start_time(text: Any, path: Path) -> float:
     try:
         return datetime.strptime(str(text), "%Y-%m-%dT%H:%M:%S%z").timestamp()
     except ValueError:

@@ -1,4 +1,4 @@
-"""Going on with a run: what it was asked to do, which of that may change, and where it was."""
+"""Resuming a run: its settings, which of them may change, and the checkpoint it resumes from."""
 
 from __future__ import annotations
 
@@ -20,203 +20,213 @@ from raceway.agents.networks import is_image
 from raceway.algorithms import Algorithm, find_algorithm
 from raceway.checkpoints.store import Checkpoint, Checkpoints
 from raceway.checks import check_int, unknown_name
-from raceway.envs.names import find
+from raceway.envs.names import resolve_env_id
 from raceway.errors import CheckpointError, ConfigError
 from raceway.rl.space_json import space_from_json
-from raceway.runs.directory import as_json, read_config
+from raceway.runs.config_file import has_policy, read_config
+from raceway.runs.directory import as_json
 from raceway.runs.reader import is_running
-from raceway.runs.schema import has_policy
 from raceway.schema import schema_mismatch
 
-MAY_CHANGE = (
+CHANGEABLE_ON_RESUME = (
     "engine", "address", "num_workers", "iterations", "total_timesteps", "stop_return", "stop_seconds", "save_every",
     "save_seconds", "keep", "eval_every", "eval_episodes", "item_deadline", "max_env_failures", "max_restarts",
 )  # fmt: skip
-"""Settings of a run that may be others when it goes on: how long, where, and what is kept."""
-_STATE = {"learner": {"policy": dict}, "evaluations": dict, "flow": dict}
-_LARGE, _WIDE = 1 << 26, 1 << 16
-"""Numbers of a layer, and its width, that are borne even if a run has fewer weights: its network may have no such."""
+"""Settings that may change when a run is resumed: how long and where it runs, and what it saves."""
+_REQUIRED_STATE = {"learner": {"policy": dict}, "evaluations": dict, "flow": dict}
+_LAYER_SIZE_ALLOWED, _LAYER_WIDTH_ALLOWED = 1 << 26, 1 << 16
+"""Weights and width of a layer that are always accepted: a custom network may not use these widths at all."""
 
 
 @dataclass(frozen=True)
-class Start:
-    """Where a run goes on."""
+class ResumePoint:
+    """The checkpoint that a run resumes from."""
 
     checkpoint: Checkpoint
     state: Any
-    there: Sequence[Path]
-    """The checkpoints that there were."""
+    checkpoint_paths: Sequence[Path]
+    """All checkpoints of the run when this one was read."""
 
     @property
     def steps(self) -> int:
-        """Steps of environments until there."""
+        """Environment steps up to the checkpoint."""
         return int(self.checkpoint.about["steps"])
 
-    def check(self) -> None:
-        """Refuse to go on if somebody else has, before the folder was locked."""
-        folder = self.checkpoint.path.parent
-        if [one.path for one in Checkpoints(folder).all()] != self.there:
-            raise ConfigError(f"the run in {folder.parent} has gone on while it was read. Resume it again.")
+    def check_unchanged(self) -> None:
+        """Refuse to resume if another process resumed the run before its directory was locked."""
+        directory = self.checkpoint.path.parent
+        if [checkpoint.path for checkpoint in Checkpoints(directory).all()] != self.checkpoint_paths:
+            raise ConfigError(f"the run in {directory.parent} continued while it was read. Resume it again.")
 
-    def check_fit(self, policy: Policy) -> None:
-        """Refuse to go on with a network, or an environment, that is not the one that was trained."""
-        check_fit(policy, self.state["learner"]["policy"], self.checkpoint.path)
+    def check_weights_fit(self, policy: Policy) -> None:
+        """Refuse to resume with a network or environment other than the one that was trained."""
+        check_weights_fit(policy, self.state["learner"]["policy"], self.checkpoint.path)
 
 
-def start_of(
+def prepare_resume(
     run: str | Path, algorithm: Algorithm | None, settings: Mapping[str, Any], *, trust: bool = False
-) -> tuple[Algorithm, Any, Start]:
-    """Return the algorithm of a run, its settings, and where it goes on.
+) -> tuple[Algorithm, Any, ResumePoint]:
+    """Return the algorithm of a run, its config with changed settings, and the checkpoint to resume from.
 
     Args:
-        run: its folder.
-        algorithm: that it must be of. If it is given, so are the environment and the network, by whoever asks.
-        settings: that are to be others from now on.
+        run: the run directory.
+        algorithm: the expected algorithm, or None for any.
+        settings: settings that change, and an environment or network that a file cannot hold.
         trust: whether modules that the run names may be imported.
     """
     about = read_config(run)
-    found = find_algorithm(about["algorithm"])
-    if algorithm is not None and algorithm.name != found.name:
-        raise ConfigError(f"the run in {run} is of {found.name}, not of {algorithm.name}. Choose another --run-dir.")
+    run_algorithm = find_algorithm(about["algorithm"])
+    if algorithm is not None and algorithm.name != run_algorithm.name:
+        raise ConfigError(
+            f"the run in {run} trains {run_algorithm.name}, not {algorithm.name}. Choose another --run-dir."
+        )
     if not has_policy(about):
-        raise ConfigError(f"the run in {run} was made before there were checkpoints. Train it anew.")
-    cfg = _config(found, about, settings, trust=trust)
+        raise ConfigError(f"the run in {run} was made by a version without checkpoints. Train it again.")
+    cfg = _resumed_config(run_algorithm, about, settings, trust=trust)
     if list(cfg.hidden or ()) != about["policy"]["hidden"]:
         raise ConfigError(
-            f"{run}/config.json is corrupt: by its settings hidden layers have the widths {cfg.hidden}, and by its "
-            f"policy {about['policy']['hidden']}. Mend it."
+            f"{run}/config.json is corrupt: its settings give hidden layers the widths {cfg.hidden}, and its policy "
+            f"{about['policy']['hidden']}. Repair it."
         )
     checkpoints = Checkpoints(Path(run) / "checkpoints")
-    there = [one.path for one in checkpoints.all()]
-    if not there and is_running(run):
+    paths = [checkpoint.path for checkpoint in checkpoints.all()]
+    if not paths and is_running(run):
         raise ConfigError(f"the run in {run} is being trained, and has no checkpoint yet. Wait for it to end.")
-    start = Start(*checkpoints.newest_good(), there)
-    _check_state(start)
-    check_run(start.checkpoint, about)
-    check_size(about, cfg.hidden or (), start.state["learner"]["policy"])
-    return found, dataclasses.replace(cfg, run_dir=str(run)), start
+    resume_point = ResumePoint(*checkpoints.newest_readable(), paths)
+    _check_state(resume_point)
+    check_same_run(resume_point.checkpoint, about)
+    check_layer_sizes(about, cfg.hidden or (), resume_point.state["learner"]["policy"])
+    return run_algorithm, dataclasses.replace(cfg, run_dir=str(run)), resume_point
 
 
-def _check_state(start: Start) -> None:
-    """Refuse a checkpoint that lacks what every one has."""
-    problem = schema_mismatch(start.checkpoint.about, {"iterations": int}) or schema_mismatch(start.state, _STATE)
+def _check_state(resume_point: ResumePoint) -> None:
+    """Refuse a checkpoint that lacks an entry which every checkpoint has."""
+    checkpoint, state = resume_point.checkpoint, resume_point.state
+    problem = schema_mismatch(checkpoint.about, {"iterations": int}) or schema_mismatch(state, _REQUIRED_STATE)
     if problem:
-        raise CheckpointError(start.checkpoint.path, f"it cannot be gone on from: {problem}")
+        raise CheckpointError(checkpoint.path, f"cannot resume from this checkpoint: {problem}")
 
 
-def check_run(checkpoint: Checkpoint, about: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint that is of another run than the one that this is known of."""
-    told, path = checkpoint.about, checkpoint.path
-    same = {"algorithm": about["algorithm"], "seed": about["config"]["seed"]}
+def check_same_run(checkpoint: Checkpoint, about: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint of another run than the one that config.json describes."""
+    expected = {"algorithm": about["algorithm"], "seed": about["config"]["seed"]}
     if about["importable"]["env"]:
-        same["env"] = about["env"]["name"]
-    for name, wanted in same.items():
-        if told.get(name) != wanted:
-            raise CheckpointError(path, f"it is of another run: its {name} is {told.get(name)!r}, not {wanted!r}")
+        expected["env"] = about["env"]["name"]
+    for name, value in expected.items():
+        saved = checkpoint.about.get(name)
+        if saved != value:
+            raise CheckpointError(checkpoint.path, f"it belongs to another run: its {name} is {saved!r}, not {value!r}")
 
 
-def _config(algorithm: Algorithm, about: Mapping[str, Any], settings: Mapping[str, Any], *, trust: bool) -> Any:
-    """Return the settings of a run, with those that are to change."""
-    names, hints = [one.name for one in dataclasses.fields(algorithm.config)], typing.get_type_hints(algorithm.config)
+def _resumed_config(algorithm: Algorithm, about: Mapping[str, Any], settings: Mapping[str, Any], *, trust: bool) -> Any:
+    """Return the config of a run, with the settings that change."""
+    names = [field.name for field in dataclasses.fields(algorithm.config)]
+    hints = typing.get_type_hints(algorithm.config)
     saved = {name: tuple(value) if isinstance(value, list) else value for name, value in about["config"].items()}
     for name in settings:
         if name not in names:
             raise unknown_name(f"setting of {algorithm.name}", name, names)
     for name, value in saved.items():
         if name not in names:
-            raise ConfigError(f"the run has a setting {name!r}, which this version of {algorithm.name} does not know")
-        if not _fits(value, hints[name]):
-            raise ConfigError(f"the run's config.json is corrupt: its setting {name} is {value!r}. Mend it.")
+            raise ConfigError(f"the run has a setting {name!r}, which this version of {algorithm.name} does not have")
+        if not _matches_type(value, hints[name]):
+            raise ConfigError(f"the run's config.json is corrupt: its setting {name} is {value!r}. Repair it.")
     for name, value in settings.items():
-        if name not in (*MAY_CHANGE, "env", "network") and as_json(value) != as_json(saved.get(name)):
-            raise _fixed(name, saved.get(name), value)
+        if name not in (*CHANGEABLE_ON_RESUME, "env", "network") and as_json(value) != as_json(saved.get(name)):
+            raise _cannot_change(name, saved.get(name), value)
     if not about["importable"]["env_kwargs"] and "env_kwargs" not in settings:
-        raise ConfigError(f"env_kwargs of this run hold what a file cannot: {saved['env_kwargs']}. Give them again.")
-    made = {**saved, **settings}
-    for name in ("env", "network"):
-        made[name] = _named(name, about, settings.get(name), trust=trust)
-    if settings.get("engine", "ray") != "ray" and "address" not in settings:
-        made["address"] = None
-    if made.get("address") is not None and "address" not in settings and not trust:
         raise ConfigError(
-            f"this run was trained on the Ray cluster at {made['address']!r}. Give it again with --address "
-            f"{made['address']}, or let the run connect to what it names with --trust (trust=True)."
+            f"the env_kwargs of this run cannot be read from its file: {saved['env_kwargs']}. Pass them again."
         )
-    return algorithm.config(**made)
+    merged = {**saved, **settings}
+    for name in ("env", "network"):
+        merged[name] = _env_or_network(name, about, settings.get(name), trust=trust)
+    if settings.get("engine", "ray") != "ray" and "address" not in settings:
+        merged["address"] = None
+    if merged.get("address") is not None and "address" not in settings and not trust:
+        raise ConfigError(
+            f"this run was trained on the Ray cluster at {merged['address']!r}. Pass it again with --address "
+            f"{merged['address']}, or allow the connection with --trust (trust=True)."
+        )
+    return algorithm.config(**merged)
 
 
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a setting that was read from a file is of the type that it should have."""
+def _matches_type(value: Any, hint: Any) -> bool:
+    """Whether a setting read from a file has the type of its config field."""
     if isinstance(hint, types.UnionType):
-        return any(_fits(value, part) for part in typing.get_args(hint))
+        return any(_matches_type(value, part) for part in typing.get_args(hint))
     kind = typing.get_origin(hint) or hint
     if kind is tuple:
-        return isinstance(value, tuple) and all(_fits(part, typing.get_args(hint)[0]) for part in value)
+        return isinstance(value, tuple) and all(_matches_type(part, typing.get_args(hint)[0]) for part in value)
     return kind is Any or type(value) is kind or (kind is float and type(value) is int)
 
 
-def _named(name: str, about: Mapping[str, Any], given: Any, *, trust: bool) -> Any:
-    """Return the environment or network that a run goes on with."""
+def _env_or_network(name: str, about: Mapping[str, Any], value: Any, *, trust: bool) -> Any:
+    """Return the environment or network that a run resumes with: the caller's value, or the saved name."""
     saved = about["config"][name]
-    if given is None:
-        return trusted(name, saved, importable=about["importable"][name], trust=trust)
-    if isinstance(given, str) and about["importable"][name] and (find(given) if name == "env" else given) != saved:
-        raise _fixed(name, saved, given)
-    return given
+    if value is None:
+        return check_trusted(name, saved, importable=about["importable"][name], trust=trust)
+    if isinstance(value, str) and about["importable"][name]:
+        resolved = resolve_env_id(value) if name == "env" else value
+        if resolved != saved:
+            raise _cannot_change(name, saved, value)
+    return value
 
 
-def _fixed(name: str, saved: Any, given: Any) -> ConfigError:
+def _cannot_change(name: str, saved: Any, value: Any) -> ConfigError:
     return ConfigError(
-        f"{name} may not change when a run is resumed: it is {saved!r}, not {given!r}. These may: "
-        f"{', '.join(MAY_CHANGE)}."
+        f"{name} cannot change when a run is resumed: it is {saved!r}, not {value!r}. These can: "
+        f"{', '.join(CHANGEABLE_ON_RESUME)}."
     )
 
 
-def trusted(name: str, saved: str, *, importable: bool, trust: bool) -> str:
-    """Return the environment or network that a run names. What has to be imported is given again, or trusted."""
+def check_trusted(name: str, saved: str, *, importable: bool, trust: bool) -> str:
+    """Return the saved environment or network name, after checking that its module may be imported."""
     if not importable:
-        raise ConfigError(f"the {name} of this run is a function, {saved!r}. Give it again: {name}=...")
+        raise ConfigError(f"the {name} of this run is a function, {saved!r}. Pass it again: {name}=...")
     if ":" in saved and not trust:
         raise ConfigError(
-            f"the {name} of this run is {saved!r}: a module that would be imported. Give it again with --{name} "
-            f"{saved} (in Python, {name}={saved!r}), or let the run import what it names with --trust (trust=True)."
+            f"the {name} of this run is {saved!r}, whose module would be imported. Pass it again with --{name} "
+            f"{saved} (in Python, {name}={saved!r}), or allow the import with --trust (trust=True)."
         )
     return saved
 
 
-def check_size(about: Mapping[str, Any], hidden: Sequence[int], weights: Mapping[str, Any]) -> None:
-    """Refuse layers that are far larger than all weights of a run, before there is an attempt to make them."""
-    num = sum(np.size(array) for array in weights.values())
-    seen, done = (_inputs(space_from_json(about["spaces"][side])) for side in ("observation", "action"))
-    sizes = [seen, *(check_int("a width of hidden layers", width) for width in hidden), done]
-    if max(hidden, default=0) > max(num, _WIDE) or max(math.prod(pair) for pair in pairwise(sizes)) > max(num, _LARGE):
+def check_layer_sizes(about: Mapping[str, Any], hidden: Sequence[int], weights: Mapping[str, Any]) -> None:
+    """Refuse layers far larger than all weights of a run together, before allocating them."""
+    num_weights = sum(np.size(array) for array in weights.values())
+    obs_size, action_size = (_flat_size(space_from_json(about["spaces"][side])) for side in ("observation", "action"))
+    widths = [obs_size, *(check_int("a hidden layer's width", width) for width in hidden), action_size]
+    too_wide = max(hidden, default=0) > max(num_weights, _LAYER_WIDTH_ALLOWED)
+    too_large = max(math.prod(pair) for pair in pairwise(widths)) > max(num_weights, _LAYER_SIZE_ALLOWED)
+    if too_wide or too_large:
         raise ConfigError(
-            f"the run's config.json describes a network with layers of {', '.join(map(str, sizes))}, and it has "
-            f"{num:,} weights in all. Mend it."
+            f"the run's config.json describes a network with layers of {', '.join(map(str, widths))}, but it has only "
+            f"{num_weights:,} weights in all. Repair it."
         )
 
 
-def _inputs(space: spaces.Space) -> int:
-    """Return how many numbers a network sees of a space. Of pictures, convolutions make few."""
+def _flat_size(space: spaces.Space) -> int:
+    """Return the size of a space's flat vector. Images count as 0: convolutions reduce them to few numbers."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
-        return sum(map(_inputs, parts))
+        return sum(map(_flat_size, parts))
     return 0 if is_image(space) else int(spaces.flatdim(space))
 
 
-def check_fit(policy: Policy, weights: Weights, path: Path) -> None:
-    """Refuse weights that are not of this network."""
-    own = policy.weights()
-    problems = [f"{name} is missing" for name in own if name not in weights]
-    problems += [f"there is no {name} in it" for name in weights if name not in own]
+def check_weights_fit(policy: Policy, weights: Weights, path: Path) -> None:
+    """Refuse weights whose names or shapes are not those of the policy."""
+    expected = policy.weights()
+    problems = [f"{name} is missing" for name in expected if name not in weights]
+    problems += [f"the network has no {name}" for name in weights if name not in expected]
     problems += [
         f"{name} has shape {np.shape(weights[name])}, not {value.shape}"
-        for name, value in own.items()
+        for name, value in expected.items()
         if name in weights and np.shape(weights[name]) != value.shape
     ]
     if problems:
         more = f", and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise ConfigError(
-            f"the weights in {path} do not fit the network: {'; '.join(problems[:3])}{more}. Give the network that was "
-            "trained."
+            f"the weights in {path} do not fit the network: {'; '.join(problems[:3])}{more}. Pass the network "
+            "that was trained."
         )

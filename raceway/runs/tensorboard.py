@@ -1,4 +1,4 @@
-"""Metrics for TensorBoard: one file of events in the folder of a run."""
+"""Metrics for TensorBoard: one event file in the run directory."""
 
 from __future__ import annotations
 
@@ -19,50 +19,48 @@ from raceway.errors import ConfigError
 _log = logging.getLogger(__name__)
 
 ROW_EVERY = 0.2
-"""Seconds between two rows that are written."""
+"""Minimum seconds between two rows that are written."""
 FLUSH_EVERY = 6.0
-"""Seconds between two times that what was written is handed to the system: what a killed process may lose."""
+"""Seconds between two flushes to the operating system: at most this much is lost if the process is killed."""
+ALWAYS_WRITTEN = ("eval/mean_reward", "time/save_seconds")
+"""Metrics that few rows have. These rows are always written."""
 
 
-RARE = ("eval/mean_reward", "time/save_seconds")
-"""Metrics that only few rows have: these rows are always written."""
+class TensorBoardWriter:
+    """Writes rows of metrics as scalars, one for each number, at the environment steps so far.
 
+    A fast algorithm has hundreds of rows a second, which a chart cannot resolve, and a row costs 0.1 ms. So at most one
+    row every 0.2 s is written, plus those with an evaluation and the last. `metrics.jsonl` has all rows. A full disk is
+    logged once, and training continues.
 
-class Events:
-    """Writes rows of metrics as scalars: each number under its name, at the steps of environments so far.
-
-    A fast algorithm has hundreds of rows a second, which no one can tell apart in a picture, and a row costs 0.1 ms. So
-    at most one row every 0.2 s is written, and always those with an evaluation, and the last. `metrics.jsonl` has all.
-    If the disk is full, that is said once, and training goes on.
-
-    Each row is one record, made with tensorboardX's messages and written here. tensorboardX's own writer makes a record
-    of every number and sends each through a queue of `multiprocessing` to a thread: 5 ms a row, measured.
+    Each row is one record, built from tensorboardX's messages and written here. tensorboardX's own writer makes one
+    record per number and sends each through a `multiprocessing` queue to a thread: 5 ms per row, measured.
 
     Args:
-        folder: where the file of events goes.
-        from_step: for a run that is resumed: what older files say of later steps is not shown any more.
-        clock: tells the seconds.
+        directory: the directory of the event file.
+        from_step: for a resumed run: TensorBoard no longer shows later steps of older event files.
+        clock: returns the current time in seconds.
     """
 
     def __init__(
-        self, folder: Path, from_step: int | None = None, *, clock: Callable[[], float] = time.monotonic
+        self, directory: Path, from_step: int | None = None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         try:
             from tensorboardX.proto import event_pb2
             from tensorboardX.record_writer import masked_crc32c
         except ImportError as error:
-            raise ConfigError("metrics for TensorBoard need tensorboardX: pip install tensorboardX") from error
+            raise ConfigError("TensorBoard metrics need tensorboardX: pip install tensorboardX") from error
         self._messages: Any = event_pb2
         self._checksum: Callable[[bytes], int] = masked_crc32c
         self._clock = clock
-        folder.mkdir(parents=True, exist_ok=True)
-        # TensorBoard reads files in the order of their names, and a run may be resumed within a second.
-        self.path = folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+        directory.mkdir(parents=True, exist_ok=True)
+        # TensorBoard reads files in the order of their names, and a run may be resumed within the same second.
+        self.path = directory / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
         self._file = self.path.open("xb", buffering=0)
-        self._records: list[bytes] = []  # that are written, but not handed to the system
+        self._records: list[bytes] = []  # not yet handed to the operating system
         self._failing = False
-        self._written = self._flushed = float("-inf")
-        self._held: Mapping[str, Any] | None = None
+        self._last_row_time = self._last_flush_time = float("-inf")
+        self._pending_row: Mapping[str, Any] | None = None
         self._write(file_version="brain.Event:2")
         if from_step is not None:
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
@@ -70,25 +68,25 @@ class Events:
         self.flush()
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Write a row, or hold it back if one was written just now."""
+        """Write a row, or keep it pending if another was written less than `ROW_EVERY` ago."""
         now = self._clock()
-        if now - self._written < ROW_EVERY and not any(name in row for name in RARE):
-            self._held = row
+        if now - self._last_row_time < ROW_EVERY and not any(name in row for name in ALWAYS_WRITTEN):
+            self._pending_row = row
             return
-        self._held, self._written = None, now
+        self._pending_row, self._last_row_time = None, now
         self._write_row(row)
-        if now - self._flushed >= FLUSH_EVERY:
+        if now - self._last_flush_time >= FLUSH_EVERY:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is held back, and hand all to the system, so that it outlives this process.
+        """Write the pending row, and hand all records to the operating system, so that they outlive this process.
 
-        It is done every 6 seconds while rows come; do it with every checkpoint, so that a resumed run has no gap.
+        Happens every 6 seconds while rows arrive. Call it before every checkpoint, so that a resumed run has no gap.
         """
-        self._write_held()
-        self._flushed = self._clock()
+        self._write_pending()
+        self._last_flush_time = self._clock()
         records, self._records = b"".join(self._records), []
-        # All or nothing: behind a record that is torn, TensorBoard finds no other.
+        # All or nothing: TensorBoard cannot read past an incomplete record.
         if records and self._try(lambda: append(self._file, records)):
             self._failing = False
 
@@ -107,10 +105,10 @@ class Events:
     ) -> None:
         self.close()
 
-    def _write_held(self) -> None:
-        if self._held is not None:
-            self._write_row(self._held)
-            self._held = None
+    def _write_pending(self) -> None:
+        if self._pending_row is not None:
+            self._write_row(self._pending_row)
+            self._pending_row = None
 
     def _write_row(self, row: Mapping[str, Any]) -> None:
         values = [
@@ -121,18 +119,19 @@ class Events:
         self._write(step=int(row["time/total_timesteps"]), summary={"value": values})
 
     def _write(self, **event: Any) -> None:
-        """Make one record: its length and data, each with a checksum."""
+        """Add one record: its length and data, each with a checksum."""
         data = self._messages.Event(wall_time=time.time(), **event).SerializeToString()
-        head = struct.pack("<Q", len(data))
-        sums = (struct.pack("<I", self._checksum(part)) for part in (head, data))
-        self._records += (head, next(sums), data, next(sums))
+        length = struct.pack("<Q", len(data))
+        checksums = (struct.pack("<I", self._checksum(part)) for part in (length, data))
+        self._records += (length, next(checksums), data, next(checksums))
 
-    def _try(self, do: Callable[[], Any]) -> bool:
+    def _try(self, operation: Callable[[], Any]) -> bool:
+        """Run a file operation and return whether it succeeded. The first of several failures is logged."""
         try:
-            do()
+            operation()
             return True
         except OSError as error:
             if not self._failing:
-                _log.warning("%s cannot be written to: %s. Training goes on without", self.path, error)
+                _log.warning("%s cannot be written to: %s. Training continues without it", self.path, error)
             self._failing = True
             return False

@@ -1,7 +1,7 @@
 """The bridge to TorchRL: its replay buffers over objects of the Runner, and its losses in flows.
 
 The names below are loaded when they are first used: importing TorchRL takes seconds, and a worker that only appends to
-a storage needs none of it.
+a storage does not need it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Appender", "LocalStorage", "ObjectStorage", "TrainLossModule", "from_tensordict", "to_tensordict"]
 
-_HOMES = {
+_MODULES = {
     "Appender": "appending",
     "LocalStorage": "storages",
     "ObjectStorage": "storages",
@@ -28,9 +28,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -1,10 +1,10 @@
-"""Between Raceway's batches and TorchRL's TensorDicts. Arrays share their memory, unless they can only be read.
+"""Conversion between Raceway's batches and TorchRL's TensorDicts. Arrays share memory, unless they are read-only.
 
 | batch | TensorDict |
 |---|---|
 | `obs`, `action` | `"observation"`, `"action"` |
 | `next_obs` | `("next", "observation")` |
-| `reward`, `terminated`, `truncated` | `("next", "reward")` and so on, with one axis more: [..., 1] |
+| `reward`, `terminated`, `truncated` | `("next", "reward")` and so on, with an additional last axis: [..., 1] |
 | | `("next", "done")`: terminated or truncated |
 | `weight` | `"priority_weight"` |
 
@@ -35,21 +35,22 @@ _KEYS: dict[str, Key] = {
     "truncated": ("next", "truncated"),
     "weight": "priority_weight",
 }
-_SCALARS = ("reward", "terminated", "truncated")  # which TorchRL gives an axis of their own
-_EPISODES = ("length", "last_obs", "final_obs", "episode_return", "episode_length", "state")
-"""Columns that have no row for each step, and so no place in a TensorDict."""
+_SCALAR_COLUMNS = ("reward", "terminated", "truncated")
+"""Columns that have an additional last axis of length 1 in TorchRL."""
+_EPISODE_COLUMNS = ("length", "last_obs", "final_obs", "episode_return", "episode_length", "state")
+"""Columns without a row for each step, which a TensorDict cannot hold."""
 
 
 def to_tensordict(batch: Batch, *, num_actions: int | None = None) -> TensorDict:
-    """Return a batch as TorchRL's losses take it.
+    """Convert a batch to the TensorDict that TorchRL's losses expect.
 
     Args:
-        batch: transitions, [N], as replay gives them; or a fragment, [T, B], as rollouts do, which becomes [B, T] and
-            is given its next observations. Columns that are of whole episodes are left out.
-        num_actions: how many discrete actions there are, to have them one-hot.
+        batch: transitions, [N], as sampled from replay; or a rollout fragment, [T, B], which becomes [B, T] with next
+            observations added. Columns that describe whole episodes are left out.
+        num_actions: the number of discrete actions, to encode them one-hot.
     """
     if "reward" not in batch:
-        raise ConfigError(f"a batch of columns {list(batch)} has no 'reward', by which its rows are known")
+        raise ConfigError(f"a batch of columns {list(batch)} has no 'reward', whose shape gives the number of rows")
     if "last_obs" in batch and "next_obs" not in batch:
         batch = {**batch, "next_obs": next_obs_of(batch)}
     if "terminated" not in batch and "discount" in batch:
@@ -57,23 +58,23 @@ def to_tensordict(batch: Batch, *, num_actions: int | None = None) -> TensorDict
     shape = np.shape(batch["reward"])
     columns: dict[Key, Any] = {}
     for name, column in batch.items():
-        if name not in _EPISODES:
+        if name not in _EPISODE_COLUMNS:
             columns[_KEYS.get(name, name)] = tree_map(lambda part, name=name: _row_tensor(part, name, shape), column)
     if num_actions is not None:
         columns["action"] = torch.nn.functional.one_hot(columns["action"].long(), num_actions)
     if "terminated" in batch:
-        ended = columns[_KEYS["terminated"]]
-        columns["next", "done"] = ended | columns[_KEYS["truncated"]] if "truncated" in batch else ended
-    made = TensorDict(columns, shape)
-    return made.transpose(0, 1) if len(shape) == 2 else made
+        terminated = columns[_KEYS["terminated"]]
+        columns["next", "done"] = terminated | columns[_KEYS["truncated"]] if "truncated" in batch else terminated
+    data = TensorDict(columns, shape)
+    return data.transpose(0, 1) if len(shape) == 2 else data
 
 
 def from_tensordict(data: TensorDictBase, *, one_hot: bool = False) -> Batch:
-    """Return a TensorDict as a batch.
+    """Convert a TensorDict to a batch.
 
     Args:
-        data: what TorchRL gave: [N], or [B, T], which becomes [T, B].
-        one_hot: whether its actions are one-hot, to have them as numbers.
+        data: transitions, [N], or a fragment, [B, T], which becomes [T, B].
+        one_hot: whether the actions are one-hot and should be converted to indices.
     """
     data = data.transpose(0, 1) if data.ndim == 2 else data
     columns: dict[Key, Any] = {key: value for key, value in data.items() if key != "next"}
@@ -85,7 +86,7 @@ def from_tensordict(data: TensorDictBase, *, one_hot: bool = False) -> Batch:
     batch: Batch = {}
     for key, value in columns.items():
         name = names.get(key) or (key if isinstance(key, str) else ".".join(key))
-        batch[name] = _column(value, name)
+        batch[name] = _to_array(value, name)
     if one_hot:
         batch["action"] = batch["action"].argmax(-1)
     return batch
@@ -94,21 +95,21 @@ def from_tensordict(data: TensorDictBase, *, one_hot: bool = False) -> Batch:
 def _row_tensor(part: Any, name: str, shape: tuple[int, ...]) -> Tensor:
     if np.shape(part)[: len(shape)] != shape:
         raise ConfigError(
-            f"column {name!r} has shape {np.shape(part)}, not one row for each of {shape}. Leave it out of the batch."
+            f"column {name!r} has shape {np.shape(part)}, which does not begin with {shape}. Leave it out of the batch."
         )
     tensor = part if isinstance(part, Tensor) else as_tensor(np.asarray(part))
-    return tensor.unsqueeze(-1) if name in _SCALARS else tensor
+    return tensor.unsqueeze(-1) if name in _SCALAR_COLUMNS else tensor
 
 
-def _column(part: Any, name: str) -> Any:
+def _to_array(part: Any, name: str) -> Any:
     if isinstance(part, TensorDictBase):
-        return {key: _column(value, name) for key, value in part.items()}
+        return {key: _to_array(value, name) for key, value in part.items()}
     array: np.ndarray = part.detach().cpu().numpy()
-    return array.squeeze(-1) if name in _SCALARS else array
+    return array.squeeze(-1) if name in _SCALAR_COLUMNS else array
 
 
 def as_tensordict(batch: Batch | TensorDictBase, num_actions: int | None = None) -> TensorDictBase:
-    """Return a batch as a TensorDict, if it is none yet."""
+    """Convert a batch to a TensorDict, unless it is one already."""
     if isinstance(batch, TensorDictBase):
         return batch
     if not isinstance(batch, Mapping):

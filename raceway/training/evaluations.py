@@ -1,4 +1,4 @@
-"""Evaluation while a run goes on: every so many steps, in environments of its own."""
+"""Evaluation during training: every n environment steps, in separate environments."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from raceway.agents import Policy
-from raceway.envs import EnvSettings, Purpose, seed_of
+from raceway.envs import EnvSettings, Purpose, derive_seed
 from raceway.errors import EnvironmentFailed
 from raceway.learner.learner import Learner
-from raceway.rollouts.evaluation import GivenUp, evaluate
+from raceway.rollouts.evaluation import EvaluationStopped, evaluate
 from raceway.state import Stateful
 
 _log = logging.getLogger(__name__)
 
 
-class Evaluations(Stateful):
-    """Has a policy play for the record, and keeps the best.
+class PeriodicEvaluator(Stateful):
+    """Evaluates the policy during training, and remembers the best mean return.
 
     Args:
-        learner: whose policy plays; a copy of it if it is trained elsewhere meanwhile.
-        env: what it plays in.
-        every: steps of environments between two evaluations; None for never.
-        num_episodes: of one.
-        seed: of the run.
-        clip_actions: whether environments get actions within their bounds.
+        learner: its policy is evaluated; a copy if the learner is remote.
+        env: the environment to evaluate in.
+        every: environment steps between two evaluations; None disables them.
+        num_episodes: episodes per evaluation.
+        seed: the seed of the run.
+        clip_actions: whether actions are clipped to the bounds of the action space.
     """
 
     state_attributes: ClassVar[tuple[str, ...]] = ("last", "best")
@@ -35,46 +35,46 @@ class Evaluations(Stateful):
         self, learner: Learner, env: EnvSettings, every: int | None, num_episodes: int, *, seed: int, clip_actions: bool
     ) -> None:
         self.learner, self.env, self.every, self.num_episodes = learner, env, every, num_episodes
-        self.seed, self.clip_actions = seed_of(seed, Purpose.EVALUATION), clip_actions
+        self.seed, self.clip_actions = derive_seed(seed, Purpose.EVALUATION), clip_actions
         self.last: tuple[int, float | None] = (0, None)
-        """After how many steps, and the mean return, if there was one."""
+        """Environment steps at the last evaluation, and its mean return, or None if it failed."""
         self.best: float | None = None
 
     def due(self, steps: int) -> bool:
-        """Whether it is time."""
+        """Whether an evaluation is due after this many environment steps."""
         return self.every is not None and steps // self.every > self.last[0] // self.every
 
     def __call__(self, steps: int, row: dict[str, Any], stop: Callable[[], object] | None = None) -> bool:
-        """Evaluate if it is time, put the figures into a row of metrics, and return whether it was the best so far.
+        """Evaluate if due, add the metrics to `row`, and return whether the result is the best so far.
 
-        If `stop()` comes true meanwhile, it is given up, and still due.
+        If `stop()` becomes true, the evaluation is abandoned and remains due.
         """
         if not self.due(steps):
             return False
         try:
-            more: Any = {"seed": self.seed, "clip_actions": self.clip_actions, "stop": stop}
-            found = evaluate(self._policy(), self.env, self.num_episodes, **more)
-        except GivenUp:
+            options: Any = {"seed": self.seed, "clip_actions": self.clip_actions, "stop": stop}
+            evaluation = evaluate(self._policy(), self.env, self.num_episodes, **options)
+        except EvaluationStopped:
             return False
         except EnvironmentFailed as error:
-            _log.warning("the evaluation after %d steps was given up: %s", steps, error)
+            _log.warning("the evaluation after %d steps was abandoned: %s", steps, error)
             self.last = steps, None
             return False
-        row["eval/mean_reward"], row["eval/std_reward"] = found.mean_return, found.std_return
-        row["eval/mean_ep_length"] = found.mean_length
-        self.last, before = (steps, found.mean_return), self.best
-        self.best = found.mean_return if before is None else max(before, found.mean_return)
-        return before is None or found.mean_return > before
+        row["eval/mean_reward"], row["eval/std_reward"] = evaluation.mean_return, evaluation.std_return
+        row["eval/mean_ep_length"] = evaluation.mean_length
+        self.last, previous_best = (steps, evaluation.mean_return), self.best
+        self.best = evaluation.mean_return if previous_best is None else max(previous_best, evaluation.mean_return)
+        return previous_best is None or evaluation.mean_return > previous_best
 
     def _policy(self) -> Policy:
-        if not self.learner.away:
+        if not self.learner.remote:
             return self.learner.policy
-        made = copy.deepcopy(self.learner.policy)
-        made.load(self.learner.published[1])
-        return made
+        policy = copy.deepcopy(self.learner.policy)
+        policy.load(self.learner.published_weights[1])
+        return policy
 
-    def score(self, steps: int, otherwise: float | None) -> float | None:
-        """Return by what a checkpoint is compared: the evaluation, if one was now; `otherwise` if there are none."""
+    def score(self, steps: int, default: float | None) -> float | None:
+        """Return the score of a checkpoint: the evaluation at these steps if any, or `default` without evaluations."""
         if self.every is None:
-            return otherwise
+            return default
         return self.last[1] if self.last[0] == steps else None

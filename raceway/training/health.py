@@ -1,36 +1,36 @@
-"""How the parts of a running flow get on with one another, as figures of every iteration."""
+"""Metrics of the running flow: waiting times, queue length and worker restarts."""
 
 from __future__ import annotations
 
 from typing import Any
 
 
-class Health:
-    """Tells what was waited for, and how often workers had to be restarted.
+class FlowHealth:
+    """Reports, for every iteration, how long the driver waited for each side, and how many workers were restarted.
 
     Args:
-        run: the iteration of a flow that is under way.
+        run: the running flow.
     """
 
     def __init__(self, run: Any) -> None:
         self._run = run
-        stages = [stage for stage in run.stages.values() if hasattr(stage, "busy")]
-        self._gathers = [stage for stage in stages if hasattr(stage, "lanes")]
-        self._moved = [stage for stage in stages if stage not in self._gathers]  # a learner that is elsewhere
-        self._before = self._waited()
+        stages = [stage for stage in run.stages.values() if hasattr(stage, "in_flight")]
+        self._gathers = [stage for stage in stages if hasattr(stage, "shards")]
+        self._offloaded = [stage for stage in stages if stage not in self._gathers]  # a remote learner
+        self._previous = self._waiting_seconds()
 
-    def _waited(self) -> dict[str, float]:
-        """Return seconds so far. Streams that are waited for at the same time are so by one driver."""
-        sides = {"time/wait_rollouts_seconds": self._gathers, "time/wait_learner_seconds": self._moved}
-        return {name: max(stage.meter.waiting for stage in some) for name, some in sides.items() if some}
+    def _waiting_seconds(self) -> dict[str, float]:
+        """Return the total waiting times: the maximum over stages, as one driver waits for all of them at once."""
+        sides = {"time/wait_rollouts_seconds": self._gathers, "time/wait_learner_seconds": self._offloaded}
+        return {name: max(stage.meter.waiting for stage in stages) for name, stages in sides.items() if stages}
 
-    def figures(self) -> dict[str, float]:
-        """Return what is new since it was last asked."""
-        now, before = self._waited(), self._before
-        self._before = now
-        found: dict[str, float] = {name: seconds - before[name] for name, seconds in now.items()}
-        if self._moved:
-            found["train/queue_length"] = sum(len(stage.busy) for stage in self._moved)
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of an iteration: waiting times since the last call, queue length, total restarts."""
+        current, previous = self._waiting_seconds(), self._previous
+        self._previous = current
+        metrics: dict[str, float] = {name: seconds - previous[name] for name, seconds in current.items()}
+        if self._offloaded:
+            metrics["train/queue_length"] = sum(len(stage.in_flight) for stage in self._offloaded)
         if self._run.counts["restarted"]:
-            found["rollout/worker_restarts"] = self._run.counts["restarted"]
-        return found
+            metrics["rollout/worker_restarts"] = self._run.counts["restarted"]
+        return metrics

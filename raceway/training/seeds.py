@@ -1,4 +1,4 @@
-"""`train_seeds`: the same training with several seeds, and what they have in common."""
+"""`train_seeds`: the same training with several seeds, and statistics over them."""
 
 from __future__ import annotations
 
@@ -9,38 +9,42 @@ from typing import Any
 
 import numpy as np
 
-from raceway.machine import since_start
+from raceway.machine import seconds_since_process_start
 from raceway.rl import bootstrap_interval, interquartile_mean
 from raceway.runs.directory import RunDirectory
-from raceway.runs.recorder import Result, plain_name
+from raceway.runs.recorder import Result, file_name_part
 from raceway.signals import EXIT_CODES
 from raceway.training.train import train
-from raceway.ui.display import RULE, Watcher
-from raceway.ui.plots import plot_seeds
+from raceway.ui.display import RULE, Callback
+from raceway.ui.training_plots import plot_seeds
 
 
 @dataclass
-class Seeds:
-    """What came of several runs that differ in their seed."""
+class SeedsResult:
+    """The outcome of several runs that differ only in their seed."""
 
     summary: dict[str, Any]
     results: list[Result]
 
     @property
     def lines(self) -> list[str]:
-        """What a person reads of them."""
-        found = self.summary
-        rows = [f"  seed {one.summary['seed']}: {_shown(one.summary['mean_return'])}" for one in self.results]
-        if found["mean"] is None:
+        """The summary as lines of text."""
+        summary = self.summary
+        rows = [
+            f"  seed {result.summary['seed']}: {_format_return(result.summary['mean_return'])}"
+            for result in self.results
+        ]
+        if summary["mean"] is None:
             return [RULE, f"{len(self.results)} seeds", *rows, RULE]
-        low, high = found["interval"]
+        low, high = summary["interval"]
         return [
             RULE,
-            f"{found['algorithm']} on {found['env']}, {len(self.results)} seeds: mean return of the last 100 episodes",
+            f"{summary['algorithm']} on {summary['env']}, {len(self.results)} seeds: "
+            "mean return of the last 100 episodes",
             *rows,
-            f"  mean: {found['mean']:.1f}",
-            f"  interquartile mean: {found['iqm']:.1f}  (95 % bootstrap interval {low:.1f} to {high:.1f})",
-            f"  Plot saved to {found['plot']}" if found["plot"] else "  (no plot: pip install 'raceway[plot]')",
+            f"  mean: {summary['mean']:.1f}",
+            f"  interquartile mean: {summary['iqm']:.1f}  (95 % bootstrap interval {low:.1f} to {high:.1f})",
+            f"  Plot saved to {summary['plot']}" if summary["plot"] else "  (no plot: pip install 'raceway[plot]')",
             RULE,
         ]
 
@@ -49,61 +53,63 @@ def train_seeds(
     algorithm: str,
     seeds: Sequence[int],
     *,
-    watcher: Callable[[], Watcher] | None = None,
+    make_callback: Callable[[], Callback] | None = None,
     show: bool = False,
     **settings: Any,
-) -> Seeds:
-    """Train once with every seed, each in a folder of its own, and say what they have in common.
+) -> SeedsResult:
+    """Train once with every seed, each in a separate run directory, and compute statistics over the runs.
 
     Args:
-        algorithm: its name.
+        algorithm: the name of the algorithm.
         seeds: the seeds.
-        watcher: makes a watcher for every run.
-        show: show the plot on the screen too.
-        settings: of the algorithm. `run_dir` is the folder that the runs' folders are in.
+        make_callback: creates a callback for every run.
+        show: also show the plot on the screen.
+        settings: settings of the algorithm. `run_dir` is the directory that contains the run directories.
     """
-    folder = RunDirectory.new(
-        settings.pop("run_dir", None), f"{algorithm}-{plain_name(str(settings.get('env', 'cartpole')))}-seeds"
+    directory = RunDirectory.new(
+        settings.pop("run_dir", None), f"{algorithm}-{file_name_part(str(settings.get('env', 'cartpole')))}-seeds"
     )
-    folder.close()
-    folder.metrics_path.unlink()
+    directory.close()
+    directory.metrics_path.unlink()
     results = []
     for seed in seeds:
-        path = str(folder.path / f"seed-{seed}")
-        results.append(train(algorithm, watchers=[watcher()] if watcher else (), seed=seed, run_dir=path, **settings))
+        path = str(directory.path / f"seed-{seed}")
+        callbacks = [make_callback()] if make_callback else ()
+        results.append(train(algorithm, callbacks=callbacks, seed=seed, run_dir=path, **settings))
         if results[-1].summary["stopped_by"] in EXIT_CODES:
             break
     first = results[0].summary
-    finals = [one.summary["mean_return"] for one in results if one.summary["mean_return"] is not None]
+    summaries = [result.summary for result in results]
+    mean_returns = [summary["mean_return"] for summary in summaries if summary["mean_return"] is not None]
     summary = {
         "algorithm": algorithm,
         "env": first["env"],
         "engine": first["engine"],
-        "seeds": [one.summary["seed"] for one in results],
-        "mean_returns": finals,
-        "mean": float(np.mean(finals)) if finals else None,
-        "iqm": interquartile_mean(finals) if finals else None,
-        "interval": bootstrap_interval(finals) if finals else None,
-        "wall_seconds": since_start(),
-        "fps": float(np.mean([one.summary["fps"] for one in results])),
+        "seeds": [run["seed"] for run in summaries],
+        "mean_returns": mean_returns,
+        "mean": float(np.mean(mean_returns)) if mean_returns else None,
+        "iqm": interquartile_mean(mean_returns) if mean_returns else None,
+        "interval": bootstrap_interval(mean_returns) if mean_returns else None,
+        "wall_seconds": seconds_since_process_start(),
+        "fps": float(np.mean([run["fps"] for run in summaries])),
         "stopped_by": results[-1].summary["stopped_by"],
-        "weights_sha256": [one.summary["weights_sha256"] for one in results],
-        "run_dir": str(folder.path),
+        "weights_sha256": [run["weights_sha256"] for run in summaries],
+        "run_dir": str(directory.path),
         "plot": None,
     }
-    curves = {one.summary["seed"]: curve(one.metrics) for one in results if one.metrics}
+    curves = {result.summary["seed"]: learning_curve(result.metrics) for result in results if result.metrics}
     if curves and importlib.util.find_spec("matplotlib"):
         title = f"{algorithm} on {first['env']}, {len(curves)} seeds"
-        summary["plot"] = str(plot_seeds(curves, title, folder.path / "seeds.png", show))
-    folder.write("summary.json", summary)
-    return Seeds(summary, results)
+        summary["plot"] = str(plot_seeds(curves, title, directory.path / "seeds.png", show))
+    directory.write("summary.json", summary)
+    return SeedsResult(summary, results)
 
 
-def curve(metrics: Sequence[dict[str, Any]]) -> tuple[list[float], list[float]]:
-    """Return the steps and mean returns of a run."""
+def learning_curve(metrics: Sequence[dict[str, Any]]) -> tuple[list[float], list[float]]:
+    """Return the environment steps and mean returns of a run."""
     rows = [row for row in metrics if row["rollout/ep_rew_mean"] is not None]
     return [row["time/total_timesteps"] for row in rows], [row["rollout/ep_rew_mean"] for row in rows]
 
 
-def _shown(value: float | None) -> str:
+def _format_return(value: float | None) -> str:
     return "no episode ended" if value is None else f"{value:.1f}"

@@ -1,4 +1,4 @@
-"""How many workers an environment is worth: measured, then reasoned, and told."""
+"""Choosing the number of workers from the measured cost of an environment step."""
 
 from __future__ import annotations
 
@@ -7,88 +7,90 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raceway.envs import EnvSettings, Purpose, Slots, SteppedSlots, make_slots, seed_of
+from raceway.envs import EnvSettings, Purpose, Slots, SteppedSlots, derive_seed, make_slots
 from raceway.formatting import format_count, format_duration
 from raceway.rl import empty, interquartile_mean
 
-_LOOK_SECONDS = 0.25
-_MOST_STEPS = 200
-WORTH_SENDING = 25e-6
-"""Seconds: environments whose step takes less are played in the driver. There the policy and the learner take most of
-the time, and a worker's start takes longer than many iterations."""
+_MEASURE_SECONDS = 0.25
+_MAX_STEPS = 200
+MIN_REMOTE_STEP_SECONDS = 25e-6
+"""Environments whose step takes less are stepped in the driver. For these, the policy and the learner take most of the
+time, and starting a worker takes longer than many iterations."""
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """What one step of one environment takes."""
+    """The time that one step of one environment takes, in seconds."""
 
     wall: float
-    """Seconds."""
+    """Elapsed time."""
     cpu: float
-    """Seconds of computing; the rest is waiting."""
+    """CPU time; the rest is waiting."""
 
 
 def measure_step(env: EnvSettings, like: Slots, slots_per_shard: int) -> StepCost:
-    """Step an environment, which is then thrown away, with random actions for a moment.
+    """Measure the cost of a step, with random actions in temporary environments.
 
     Args:
         env: the environment.
-        like: slots of it that were made before, which say whether it is a vector by itself.
-        slots_per_shard: how wide that vector will be.
+        like: existing slots of it, which show whether it is natively vectorised.
+        slots_per_shard: the width of such a vector.
     """
     slots = make_slots(env, 1 if isinstance(like, SteppedSlots) else slots_per_shard)
     try:
         obs = empty(slots.observation_space, (slots.num,))
         reward, ended = np.zeros(slots.num, np.float32), np.zeros((2, slots.num), bool)
-        everyone = list(range(slots.num))
+        all_slots = list(range(slots.num))
         slots.action_space.seed(0)
-        drawn = [[slots.action_space.sample() for _ in everyone] for _ in range(_MOST_STEPS)]
-        slots.reset(everyone, [seed_of(0, Purpose.EVALUATION, slot) for slot in everyone], obs)
-        slots.step(np.array(drawn[0]), everyone, obs, reward, ended)  # the first one is often slower
+        actions = [[slots.action_space.sample() for _ in all_slots] for _ in range(_MAX_STEPS)]
+        slots.reset(all_slots, [derive_seed(0, Purpose.EVALUATION, slot) for slot in all_slots], obs)
+        slots.step(np.array(actions[0]), all_slots, obs, reward, ended)  # the first step is often slower
         walls: list[float] = []
         cpus: list[float] = []
         episode = 0
-        while len(walls) < _MOST_STEPS and (sum(walls) < _LOOK_SECONDS or len(walls) < 2):
-            over = np.flatnonzero(ended.any(0)).tolist()
-            if over:
+        while len(walls) < _MAX_STEPS and (sum(walls) < _MEASURE_SECONDS or len(walls) < 2):
+            ended_slots = np.flatnonzero(ended.any(0)).tolist()
+            if ended_slots:
                 episode += 1
-                slots.reset(over, [seed_of(0, Purpose.EVALUATION, slot, episode) for slot in over], obs)
+                slots.reset(
+                    ended_slots, [derive_seed(0, Purpose.EVALUATION, slot, episode) for slot in ended_slots], obs
+                )
                 ended[:] = False
-            began, computed = time.perf_counter(), time.process_time()
-            slots.step(np.array(drawn[len(walls)]), everyone, obs, reward, ended)
-            walls.append(time.perf_counter() - began)
-            cpus.append(time.process_time() - computed)
+            wall_start, cpu_start = time.perf_counter(), time.process_time()
+            slots.step(np.array(actions[len(walls)]), all_slots, obs, reward, ended)
+            walls.append(time.perf_counter() - wall_start)
+            cpus.append(time.process_time() - cpu_start)
     finally:
         slots.close()
-    # Not the mean: one step in which another program had the core would stand for hundreds.
+    # Not the mean: one step during which another program had the core would outweigh hundreds.
     return StepCost(interquartile_mean(walls) / slots.num, interquartile_mean(cpus) / slots.num)
 
 
 def choose_workers(cost: StepCost, cores: int, num_shards: int) -> tuple[int, str]:
-    """Return how many workers to start, none for playing in the driver, and why.
+    """Return the number of workers, 0 for stepping in the driver, and the reason.
 
     >>> choose_workers(StepCost(wall=4e-6, cpu=4e-6), cores=2, num_shards=10)
-    (0, 'no workers: a step of the environment takes 4 µs, and starting workers would take longer than they save')
+    (0, 'no workers: an environment step takes 4 µs, and starting workers would take longer than they save')
     >>> choose_workers(StepCost(wall=1e-3, cpu=1e-3), cores=2, num_shards=10)
-    (2, '2 workers: a step of the environment takes 1 ms of computing, so one for each of 2 cores')
+    (2, '2 workers: an environment step takes 1 ms of computing, so one for each of 2 cores')
     >>> choose_workers(StepCost(wall=5e-2, cpu=1e-4), cores=2, num_shards=10)
-    (10, '10 workers: a step of the environment takes 50 ms, mostly waiting, so one for each of 10 shards')
+    (10, '10 workers: an environment step takes 50 ms, mostly waiting, so one for each of 10 shards')
     """
-    took = f"a step of the environment takes {format_duration(cost.wall)}"
-    if cost.wall < WORTH_SENDING:
-        return 0, f"no workers: {took}, and starting workers would take longer than they save"
-    busy = max(cost.cpu / cost.wall, 1e-3)
-    useful = max(1, min(num_shards, int(cores / busy + 0.1)))
-    rounds = -(-num_shards // useful)
-    number = -(-num_shards // rounds)  # no more than are busy in the last round too
-    took += ", mostly waiting" if busy < 0.5 else " of computing"
-    if number <= 1:
-        alone = "it keeps every core busy by itself" if cores > 1 else "there is one core"
-        return 0, f"no workers: {took}, and {'there is one shard' if num_shards == 1 else alone}"
-    if busy >= 0.5 and number == cores:
-        why = f"one for each of {format_count(cores, 'core')}"
-    elif number == num_shards:
-        why = f"one for each of {format_count(num_shards, 'shard')}"
+    cost_text = f"an environment step takes {format_duration(cost.wall)}"
+    if cost.wall < MIN_REMOTE_STEP_SECONDS:
+        return 0, f"no workers: {cost_text}, and starting workers would take longer than they save"
+    cpu_share = max(cost.cpu / cost.wall, 1e-3)
+    max_workers = max(1, min(num_shards, int(cores / cpu_share + 0.1)))
+    rounds = -(-num_shards // max_workers)
+    num_workers = -(-num_shards // rounds)  # no more than have a shard in the last round
+    cost_text += ", mostly waiting" if cpu_share < 0.5 else " of computing"
+    if num_workers <= 1:
+        reason = "it keeps every core busy by itself" if cores > 1 else "there is one core"
+        return 0, f"no workers: {cost_text}, and {'there is one shard' if num_shards == 1 else reason}"
+    if cpu_share >= 0.5 and num_workers == cores:
+        reason = f"one for each of {format_count(cores, 'core')}"
+    elif num_workers == num_shards:
+        reason = f"one for each of {format_count(num_shards, 'shard')}"
     else:
-        why = f"as many as {format_count(cores, 'core')} can feed and {format_count(num_shards, 'shard')} keep busy"
-    return number, f"{format_count(number, 'worker')}: {took}, so {why}"
+        reason = f"as many as {format_count(cores, 'core')} can feed and {format_count(num_shards, 'shard')} keep busy"
+    return num_workers, f"{format_count(num_workers, 'worker')}: {cost_text}, so {reason}"

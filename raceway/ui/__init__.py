@@ -1,1 +1,1 @@
-"""What a person sees: the terminal display, plots and command-line options."""
+"""The terminal display, plots, and command-line options."""

@@ -1,4 +1,4 @@
-"""From a config dataclass to command-line options: names, types, defaults and help, all from the one place."""
+"""Command-line options from a config dataclass: names, types, defaults, groups and help, all from the dataclass."""
 
 from __future__ import annotations
 
@@ -13,56 +13,101 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
+GROUPS = ("run", "environment", "workers", "optimiser", "algorithm", "output")
+"""Groups of options, in the order of the help."""
+OptionGroup = argparse._ArgumentGroup
 
-def add_options(parser: argparse.ArgumentParser, config: type[Any], shown: Sequence[str] | None = None) -> None:
-    """Add an option for every field of a config. Only those that are `shown`, by default all, are in the help."""
-    hints, helps = typing.get_type_hints(config), field_docs(config)
-    for one in dataclasses.fields(config):
-        default = one.default if one.default is not dataclasses.MISSING else None
-        text = helps.get(one.name, "").replace("%", "%%")
+
+def add_options(
+    parser: argparse.ArgumentParser, config: type[Any], shown: Sequence[str] | None = None
+) -> dict[str, OptionGroup]:
+    """Add an option for every field of a config, and return the groups of options by name.
+
+    Args:
+        parser: parser to add them to.
+        config: a dataclass.
+        shown: fields whose options are in the help; all by default.
+    """
+    groups = {group: parser.add_argument_group(group) for group in GROUPS}
+    hints, helps, group_of = typing.get_type_hints(config), field_docs(config), field_groups(config)
+    for field in dataclasses.fields(config):
+        default = field.default if field.default is not dataclasses.MISSING else None
+        text = helps.get(field.name, "").replace("%", "%%")
         if default is not None:
             text = f"{text} [{default}]"
-        if shown is not None and one.name not in shown:
+        if shown is not None and field.name not in shown:
             text = argparse.SUPPRESS
-        option = "--" + one.name.replace("_", "-")
-        if hints[one.name] is bool:
-            parser.add_argument(option, action=argparse.BooleanOptionalAction, help=text)
-        elif _is_mapping(hints[one.name]):
-            parser.add_argument(option, nargs="+", action="extend", metavar="KEY=VALUE", type=pair, help=text)
+        group, option = groups[group_of[field.name]], "--" + field.name.replace("_", "-")
+        if hints[field.name] is bool:
+            group.add_argument(option, action=argparse.BooleanOptionalAction, help=text)
+        elif _is_mapping(hints[field.name]):
+            group.add_argument(option, nargs="+", action="extend", metavar="KEY=VALUE", type=parse_key_value, help=text)
         else:
-            convert, name = _converter(hints[one.name])
-            parser.add_argument(option, metavar=name, type=convert, help=text)
+            convert, metavar = _converter(hints[field.name])
+            group.add_argument(option, metavar=metavar, type=convert, help=text)
+    return groups
 
 
-def settings_of(arguments: argparse.Namespace, config: type[Any]) -> dict[str, Any]:
-    """Return the settings that were given."""
-    found = {one.name: getattr(arguments, one.name) for one in dataclasses.fields(config)}
+def parsed_settings(arguments: argparse.Namespace, config: type[Any]) -> dict[str, Any]:
+    """Return the settings of a config that were set on the command line."""
+    values = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(config)}
     hints = typing.get_type_hints(config)
     return {
-        name: dict(value) if _is_mapping(hints[name]) else value for name, value in found.items() if value is not None
+        name: dict(value) if _is_mapping(hints[name]) else value for name, value in values.items() if value is not None
     }
 
 
 def field_docs(config: type[Any]) -> dict[str, str]:
-    """Return the text under each field, of the classes it inherits from too."""
-    found: dict[str, str] = {}
+    """Return the text under each field of a config, inherited fields included."""
+    docs: dict[str, str] = {}
     for cls in reversed(config.__mro__[:-1]):
         try:
             tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-        except (OSError, TypeError):  # made without a file
+        except (OSError, TypeError):  # defined without a source file
             continue
         body = tree.body[0].body  # type: ignore[attr-defined]
         for field, after in pairwise(body):
             text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else None
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, str):
-                found[field.target.id] = " ".join(text.split())
-    return found
+                docs[field.target.id] = " ".join(text.split())
+    return docs
 
 
-def pair(text: str) -> tuple[str, Any]:
-    """Read key=value, where the value is a Python literal or else text.
+def field_groups(config: type[Any]) -> dict[str, str]:
+    """Return the group of each field: that of the base class that introduces it, or else `algorithm`."""
+    groups: dict[str, str] = {}
+    for cls in reversed(config.__mro__):
+        for name in inspect.get_annotations(cls):
+            groups.setdefault(name, vars(cls).get("group", "algorithm"))
+    return groups
 
-    >>> pair("gravity=-9.8"), pair("mode=easy")
+
+def _is_mapping(hint: Any) -> bool:
+    return typing.get_origin(hint) is dict
+
+
+def _converter(hint: Any) -> tuple[Callable[[str], Any], str]:
+    """Return the parser of an option's value, and the name of the value in the help."""
+    kinds = [part for part in _alternatives(hint) if part is not type(None)]
+    if any(typing.get_origin(kind) is tuple for kind in kinds):
+        return parse_widths, "N,N"
+    if int in kinds and str in kinds:
+        return parse_int_or_auto, "N|auto"
+    if int in kinds:
+        return parse_int, "N"
+    if float in kinds:
+        return parse_float, "X"
+    return str, "TEXT"
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+
+
+def parse_key_value(text: str) -> tuple[str, Any]:
+    """Parse key=value, where the value is a Python literal or else text.
+
+    >>> parse_key_value("gravity=-9.8"), parse_key_value("mode=easy")
     (('gravity', -9.8), ('mode', 'easy'))
     """
     key, sign, value = text.partition("=")
@@ -74,32 +119,10 @@ def pair(text: str) -> tuple[str, Any]:
         return key, value
 
 
-def _is_mapping(hint: Any) -> bool:
-    return typing.get_origin(hint) is dict
+def parse_int(text: str) -> int:
+    """Parse a whole number, also in the form 1e6 or 1_000_000.
 
-
-def _converter(hint: Any) -> tuple[Callable[[str], Any], str]:
-    """Return how to read an option of a type, and what its value is called in the help."""
-    kinds = [part for part in _parts(hint) if part is not type(None)]
-    if any(typing.get_origin(kind) is tuple for kind in kinds):
-        return widths, "N,N"
-    if int in kinds and str in kinds:
-        return number_or_word, "N|auto"
-    if int in kinds:
-        return whole_number, "N"
-    if float in kinds:
-        return real_number, "X"
-    return str, "TEXT"
-
-
-def _parts(hint: Any) -> tuple[Any, ...]:
-    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-
-
-def whole_number(text: str) -> int:
-    """Read a whole number, also one written as 1e6 or 1_000_000.
-
-    >>> whole_number("1e6"), whole_number("12")
+    >>> parse_int("1e6"), parse_int("12")
     (1000000, 12)
     """
     try:
@@ -111,28 +134,36 @@ def whole_number(text: str) -> int:
     return int(value)
 
 
-def real_number(text: str) -> float:
-    """Read a number."""
+def parse_positive_int(text: str) -> int:
+    """Parse a whole number of at least 1."""
+    value = parse_int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value
+
+
+def parse_float(text: str) -> float:
+    """Parse a number."""
     try:
         return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
 
 
-def number_or_word(text: str) -> int | str:
-    """Read a number, or `auto`."""
+def parse_int_or_auto(text: str) -> int | str:
+    """Parse a whole number, or `auto`."""
     if text == "auto":
         return text
     try:
-        return whole_number(text)
+        return parse_int(text)
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(f"{text!r} is neither a whole number nor auto") from None
 
 
-def widths(text: str) -> tuple[int, ...]:
-    """Read numbers with commas between them.
+def parse_widths(text: str) -> tuple[int, ...]:
+    """Parse whole numbers, separated by commas.
 
-    >>> widths("64,64")
+    >>> parse_widths("64,64")
     (64, 64)
     """
-    return tuple(whole_number(part) for part in text.split(",") if part)
+    return tuple(parse_int(part) for part in text.split(",") if part)

@@ -1,4 +1,4 @@
-"""How a network's numbers become actions, compared with torch's own distributions."""
+"""Distributions of actions, compared with torch's."""
 
 from typing import Any
 
@@ -14,173 +14,177 @@ from raceway.errors import ConfigError
 GRID = spaces.MultiDiscrete([[2, 3, 4], [5, 2, 3]], start=[[0, 1, -2], [7, 0, 0]])
 
 
-def numbers(*shape: int) -> Tensor:
+def random_params(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
 
 
-def assert_close(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+def assert_close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
 def assert_fits(counts: np.ndarray, probabilities: np.ndarray) -> None:
     """Compare frequencies with Pearson's χ², which has a mean of k - 1 and a variance of 2 (k - 1)."""
     expected = probabilities * counts.sum()
-    freedom = len(counts) - 1
-    assert ((counts - expected) ** 2 / expected).sum() < freedom + 4 * np.sqrt(2 * freedom)
+    degrees = len(counts) - 1
+    assert ((counts - expected) ** 2 / expected).sum() < degrees + 4 * np.sqrt(2 * degrees)
 
 
 @pytest.mark.parametrize("start", [0, 5, -3])
-def test_one_choice_is_torchs_categorical(start: int) -> None:
-    ours, params = Categorical(4, start), numbers(10, 4)
-    theirs = distributions.Categorical(logits=params)
+def test_categorical_equals_torchs(start: int) -> None:
+    distribution, params = Categorical(4, start), random_params(10, 4)
+    torch_distribution = distributions.Categorical(logits=params)
     actions = torch.arange(10) % 4
-    assert ours.size == 4
-    assert_close(ours.log_prob(params, actions + start), theirs.log_prob(actions))
-    assert_close(ours.entropy(params), theirs.entropy())
-    np.testing.assert_array_equal(ours.mode(params.numpy()), params.argmax(-1) + start)
+    assert distribution.size == 4
+    assert_close(distribution.log_prob(params, actions + start), torch_distribution.log_prob(actions))
+    assert_close(distribution.entropy(params), torch_distribution.entropy())
+    np.testing.assert_array_equal(distribution.mode(params.numpy()), params.argmax(-1) + start)
 
 
 @pytest.mark.parametrize("space", [spaces.MultiDiscrete([3, 2, 4]), GRID])
-def test_several_choices_are_a_sum_of_torchs(space: spaces.MultiDiscrete) -> None:
-    ours = MultiCategorical(space)
+def test_multi_categorical_equals_a_sum_of_torchs(space: spaces.MultiDiscrete) -> None:
+    distribution = MultiCategorical(space)
     counts = space.nvec.ravel().tolist()
-    assert ours.size == sum(counts)
-    params = numbers(6, ours.size)
-    theirs = [distributions.Categorical(logits=piece) for piece in params.split(counts, -1)]
+    assert distribution.size == sum(counts)
+    params = random_params(6, distribution.size)
+    torch_distribution = [distributions.Categorical(logits=piece) for piece in params.split(counts, -1)]
     space.seed(0)
     actions = torch.from_numpy(np.array([space.sample() for _ in range(6)]))
-    chosen = (actions - torch.from_numpy(space.start)).reshape(6, -1).unbind(-1)
-    wanted = sum(one.log_prob(action) for one, action in zip(theirs, chosen, strict=True))
-    assert isinstance(wanted, Tensor)
-    assert_close(ours.log_prob(params, actions), wanted)
-    assert_close(ours.entropy(params), torch.stack([one.entropy() for one in theirs]).sum(0))
+    columns = (actions - torch.from_numpy(space.start)).reshape(6, -1).unbind(-1)
+    expected = sum(part.log_prob(action) for part, action in zip(torch_distribution, columns, strict=True))
+    assert isinstance(expected, Tensor)
+    assert_close(distribution.log_prob(params, actions), expected)
+    assert_close(distribution.entropy(params), torch.stack([part.entropy() for part in torch_distribution]).sum(0))
     modes = np.stack([piece.argmax(-1).numpy() for piece in params.split(counts, -1)], -1)
-    np.testing.assert_array_equal(ours.mode(params.numpy()), modes.reshape(6, *space.shape) + space.start)
+    np.testing.assert_array_equal(distribution.mode(params.numpy()), modes.reshape(6, *space.shape) + space.start)
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 2), ()])
-def test_vectors_are_torchs_independent_normals(shape: tuple[int, ...]) -> None:
-    ours = Gaussian(shape)
-    num = ours.num
-    params, actions = numbers(7, 2 * num), numbers(7, *shape)
-    theirs = distributions.Independent(distributions.Normal(params[:, :num], params[:, num:].exp()), 1)
-    assert ours.size == 2 * num
-    assert_close(ours.log_prob(params, actions), theirs.log_prob(actions.reshape(7, num)))
-    assert_close(ours.entropy(params), theirs.entropy())
-    np.testing.assert_array_equal(ours.mode(params.numpy()), params[:, :num].reshape(7, *shape))
+def test_gaussian_equals_torchs_independent_normals(shape: tuple[int, ...]) -> None:
+    distribution = Gaussian(shape)
+    num = distribution.num
+    params, actions = random_params(7, 2 * num), random_params(7, *shape)
+    torch_distribution = distributions.Independent(distributions.Normal(params[:, :num], params[:, num:].exp()), 1)
+    assert distribution.size == 2 * num
+    assert_close(distribution.log_prob(params, actions), torch_distribution.log_prob(actions.reshape(7, num)))
+    assert_close(distribution.entropy(params), torch_distribution.entropy())
+    np.testing.assert_array_equal(distribution.mode(params.numpy()), params[:, :num].reshape(7, *shape))
 
 
-@pytest.mark.parametrize("ours", [Categorical(3, 2), MultiCategorical(GRID), Gaussian((2,))])
-def test_rows_may_lie_in_more_dimensions(ours: Any) -> None:
-    """As fragments have them, [T, B]."""
-    params = numbers(5, 4, ours.size)
-    drawn = ours.draw(params.numpy(), np.random.default_rng(0))
-    assert drawn.shape[:2] == (5, 4)
-    actions = torch.from_numpy(drawn)
-    flat = ours.log_prob(params.reshape(20, -1), actions.reshape(20, *actions.shape[2:]))
-    assert_close(ours.log_prob(params, actions).reshape(20), flat)
-    assert ours.entropy(params).shape == (5, 4)
+@pytest.mark.parametrize("distribution", [Categorical(3, 2), MultiCategorical(GRID), Gaussian((2,))])
+def test_rows_may_have_several_dimensions(distribution: Any) -> None:
+    """As in fragments, [T, B]."""
+    params = random_params(5, 4, distribution.size)
+    sampled = distribution.sample(params.numpy(), np.random.default_rng(0))
+    assert sampled.shape[:2] == (5, 4)
+    sampled = torch.from_numpy(sampled)
+    flat = distribution.log_prob(params.reshape(20, -1), sampled.reshape(20, *sampled.shape[2:]))
+    assert_close(distribution.log_prob(params, sampled).reshape(20), flat)
+    assert distribution.entropy(params).shape == (5, 4)
 
 
-def test_choices_are_drawn_as_often_as_they_should() -> None:
+def test_actions_are_sampled_with_their_probabilities() -> None:
     logits = np.array([1.0, -1.0, 0.0, 2.0], np.float32)
-    drawn = Categorical(4, start=10).draw(np.tile(logits, (20_000, 1)), np.random.default_rng(0))
-    assert drawn.dtype == np.int64
-    assert_fits(np.bincount(drawn - 10, minlength=4), np.exp(logits) / np.exp(logits).sum())
+    actions = Categorical(4, start=10).sample(np.tile(logits, (20_000, 1)), np.random.default_rng(0))
+    assert actions.dtype == np.int64
+    assert_fits(np.bincount(actions - 10, minlength=4), np.exp(logits) / np.exp(logits).sum())
 
 
-def test_rows_are_drawn_with_their_own_numbers() -> None:
+def test_rows_are_sampled_with_their_own_logits() -> None:
     params = np.full((3, 3), -50.0)
     np.fill_diagonal(params, 50)
-    np.testing.assert_array_equal(Categorical(3).draw(params, np.random.default_rng(0)), [0, 1, 2])
+    np.testing.assert_array_equal(Categorical(3).sample(params, np.random.default_rng(0)), [0, 1, 2])
 
 
-def test_several_choices_are_drawn_each_as_often_as_it_should_and_apart() -> None:
+def test_several_actions_are_sampled_independently() -> None:
     space = spaces.MultiDiscrete([2, 3], start=[4, 0])
     logits = np.array([0.5, -0.5, 1.0, 0.0, -1.0], np.float32)
-    drawn = MultiCategorical(space).draw(np.tile(logits, (20_000, 1)), np.random.default_rng(0))
+    actions = MultiCategorical(space).sample(np.tile(logits, (20_000, 1)), np.random.default_rng(0))
     first = np.exp(logits[:2]) / np.exp(logits[:2]).sum()
     second = np.exp(logits[2:]) / np.exp(logits[2:]).sum()
-    both = np.bincount((drawn[:, 0] - 4) * 3 + drawn[:, 1], minlength=6)
+    both = np.bincount((actions[:, 0] - 4) * 3 + actions[:, 1], minlength=6)
     assert_fits(both, np.outer(first, second).ravel())
 
 
-def test_what_is_drawn_is_of_the_space() -> None:
+def test_sampled_actions_are_in_the_space() -> None:
     params = np.random.default_rng(1).normal(size=(50, 19))
-    drawn = MultiCategorical(GRID).draw(params, np.random.default_rng(0))
-    assert drawn.shape == (50, 2, 3)
-    assert all(GRID.contains(one) for one in drawn)
-    assert (drawn.reshape(50, -1).max(0) - drawn.reshape(50, -1).min(0) > 0).all()
+    actions = MultiCategorical(GRID).sample(params, np.random.default_rng(0))
+    assert actions.shape == (50, 2, 3)
+    assert all(GRID.contains(action) for action in actions)
+    assert (actions.reshape(50, -1).max(0) - actions.reshape(50, -1).min(0) > 0).all()
 
 
-def test_vectors_have_the_means_and_deviations_they_should() -> None:
+def test_gaussian_samples_have_the_right_means_and_deviations() -> None:
     params = np.array([3.0, -1.0, np.log(0.5), np.log(2.0)], np.float32)
-    drawn = Gaussian((2,)).draw(np.tile(params, (20_000, 1)), np.random.default_rng(0))
-    assert drawn.dtype == np.float32
+    actions = Gaussian((2,)).sample(np.tile(params, (20_000, 1)), np.random.default_rng(0))
+    assert actions.dtype == np.float32
     error = np.array([0.5, 2.0]) / np.sqrt(20_000)
-    np.testing.assert_array_less(abs(drawn.mean(0) - [3, -1]), 4 * error)
-    np.testing.assert_array_less(abs(drawn.std(0) - [0.5, 2]), 4 * error / np.sqrt(2))
-    assert abs(np.corrcoef(drawn.T)[0, 1]) < 4 / np.sqrt(20_000)
+    np.testing.assert_array_less(abs(actions.mean(0) - [3, -1]), 4 * error)
+    np.testing.assert_array_less(abs(actions.std(0) - [0.5, 2]), 4 * error / np.sqrt(2))
+    assert abs(np.corrcoef(actions.T)[0, 1]) < 4 / np.sqrt(20_000)
 
 
-@pytest.mark.parametrize("ours", [Categorical(3), MultiCategorical(GRID), Gaussian((2, 1))])
-def test_drawing_hangs_on_the_generator_alone(ours: Any) -> None:
-    params = numbers(9, ours.size).numpy()
+@pytest.mark.parametrize("distribution", [Categorical(3), MultiCategorical(GRID), Gaussian((2, 1))])
+def test_sampling_depends_on_the_generator_alone(distribution: Any) -> None:
+    params = random_params(9, distribution.size).numpy()
     before = params.copy()
-    one, same, other = (ours.draw(params, np.random.default_rng(seed)) for seed in (1, 1, 2))
-    np.testing.assert_array_equal(one, same)
-    assert (one != other).any()
+    first, again, other = (distribution.sample(params, np.random.default_rng(seed)) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
     np.testing.assert_array_equal(params, before)
 
 
-@pytest.mark.parametrize(("ours", "start"), [(Categorical(5), 0), (Categorical(5, start=8), 8)])
-def test_a_masked_choice_is_never_drawn(ours: Categorical, start: int) -> None:
-    params = numbers(4000, 5) * 5
+@pytest.mark.parametrize(("distribution", "start"), [(Categorical(5), 0), (Categorical(5, start=8), 8)])
+def test_a_masked_action_is_never_sampled(distribution: Categorical, start: int) -> None:
+    params = random_params(4000, 5) * 5
     mask = torch.rand(4000, 5, generator=torch.Generator().manual_seed(1)) < 0.4
     mask[:, 2] |= ~mask.any(1)
-    found = ours.masked(params, mask.to(torch.int8)).numpy()
-    drawn = ours.draw(found, np.random.default_rng(0)) - start
-    assert mask.numpy()[np.arange(4000), drawn].all()
-    best = ours.mode(found) - start
+    masked = distribution.apply_mask(params, mask.to(torch.int8)).numpy()
+    actions = distribution.sample(masked, np.random.default_rng(0)) - start
+    assert mask.numpy()[np.arange(4000), actions].all()
+    best = distribution.mode(masked) - start
     np.testing.assert_array_equal(best, np.where(mask, params, -np.inf).argmax(1))
 
 
-def test_masks_of_several_choices() -> None:
+def test_masks_of_several_actions() -> None:
     space = spaces.MultiDiscrete([3, 2])
-    ours = MultiCategorical(space)
+    distribution = MultiCategorical(space)
     mask = torch.tensor([[1, 0, 1, 0, 1]]).expand(2000, -1)
-    drawn = ours.draw(ours.masked(numbers(2000, 5), mask).numpy(), np.random.default_rng(0))
-    assert set(map(tuple, drawn.tolist())) == {(0, 1), (2, 1)}
+    actions = distribution.sample(
+        distribution.apply_mask(random_params(2000, 5), mask).numpy(), np.random.default_rng(0)
+    )
+    assert set(map(tuple, actions.tolist())) == {(0, 1), (2, 1)}
 
 
-def test_what_is_left_after_a_mask_is_torchs_distribution_of_it() -> None:
-    params, allowed = numbers(8, 5), [0, 3, 4]
+def test_a_masked_distribution_equals_torchs_over_the_allowed_actions() -> None:
+    params, allowed = random_params(8, 5), [0, 3, 4]
     mask = torch.zeros(8, 5)
     mask[:, allowed] = 1
-    found = Categorical(5).masked(params, mask)
-    theirs = distributions.Categorical(logits=params[:, allowed])
-    for place, action in enumerate(allowed):
-        assert_close(Categorical(5).log_prob(found, torch.full((8,), action)), theirs.log_prob(torch.tensor(place)))
-    assert_close(Categorical(5).entropy(found), theirs.entropy())
+    masked = Categorical(5).apply_mask(params, mask)
+    torch_distribution = distributions.Categorical(logits=params[:, allowed])
+    for index, action in enumerate(allowed):
+        assert_close(
+            Categorical(5).log_prob(masked, torch.full((8,), action)), torch_distribution.log_prob(torch.tensor(index))
+        )
+    assert_close(Categorical(5).entropy(masked), torch_distribution.entropy())
 
 
 @pytest.mark.parametrize("allowed", [[1], [0, 2], []])
 def test_the_gradient_through_a_mask_is_finite(allowed: list[int]) -> None:
-    params = numbers(1, 3).requires_grad_()
+    params = random_params(1, 3).requires_grad_()
     mask = torch.zeros(1, 3)
     mask[:, allowed] = 1
-    ours = Categorical(3)
-    found = ours.masked(params, mask)
+    distribution = Categorical(3)
+    masked = distribution.apply_mask(params, mask)
     action = torch.tensor(allowed[:1] or [0])
-    (ours.log_prob(found, action).sum() + ours.entropy(found).sum()).backward()
+    (distribution.log_prob(masked, action).sum() + distribution.entropy(masked).sum()).backward()
     assert params.grad is not None
     assert params.grad.isfinite().all()
     assert not params.grad[mask == 0].any()
 
 
-def test_a_mask_goes_with_choices_only() -> None:
-    with pytest.raises(ConfigError, match="a mask goes with actions to choose from, not with a Gaussian"):
-        Gaussian((2,)).masked(numbers(1, 4), torch.ones(1, 4))
+def test_a_mask_needs_discrete_actions() -> None:
+    with pytest.raises(ConfigError, match="an action mask needs discrete actions, not a Gaussian"):
+        Gaussian((2,)).apply_mask(random_params(1, 4), torch.ones(1, 4))
 
 
 @pytest.mark.parametrize(
@@ -192,15 +196,15 @@ def test_a_mask_goes_with_choices_only() -> None:
         (spaces.Box(-1, 1, (2,), np.float64), Gaussian, 4),
     ],
 )
-def test_which_distribution_a_space_has(space: spaces.Space, kind: type, size: int) -> None:
-    found = distribution_for(space)
-    assert type(found) is kind
-    assert found.size == size
+def test_the_distribution_of_a_space(space: spaces.Space, kind: type, size: int) -> None:
+    distribution = distribution_for(space)
+    assert type(distribution) is kind
+    assert distribution.size == size
 
 
 @pytest.mark.parametrize(
     "space", [spaces.MultiBinary(2), spaces.Box(0, 9, (2,), np.int64), spaces.Dict({"a": spaces.Discrete(2)})]
 )
-def test_spaces_that_have_none(space: spaces.Space) -> None:
-    with pytest.raises(ConfigError, match="there is no policy for actions of"):
+def test_unsupported_action_spaces_are_refused(space: spaces.Space) -> None:
+    with pytest.raises(ConfigError, match=r"are not supported. Use Discrete"):
         distribution_for(space)

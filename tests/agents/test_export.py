@@ -1,4 +1,4 @@
-"""Exported policies choose what `act` chooses."""
+"""Exported policies return the same actions as `act`."""
 
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,13 @@ from torch import nn
 
 from raceway import train
 from raceway.agents import make_policy
-from raceway.agents.export import Choosing, export_onnx, export_torch
-from raceway.agents.inference import ActingPolicy, batch_of
+from raceway.agents.export import ExportablePolicy, export_onnx, export_torch
+from raceway.agents.inference import ActingPolicy, batch_observations
 from raceway.errors import ConfigError
 from raceway.loaded_policy import load
 
-NUM = 200
-PICTURE = spaces.Box(0, 255, (2, 40, 40), np.uint8)
+NUM_OBS = 200
+IMAGE = spaces.Box(0, 255, (2, 40, 40), np.uint8)
 NESTED = spaces.Dict(
     {
         "a.place": spaces.Box(-1, 1, (2, 2), np.float64),
@@ -30,91 +30,91 @@ CASES: dict[str, tuple[spaces.Space, spaces.Space, dict[str, Any]]] = {
     "box": (spaces.Box(-5, 5, (6,)), spaces.Box(-0.05, 0.05, (3,)), {"kind": "actor-critic", "normalise": True}),
     "masked": (MASKED, spaces.Discrete(4, start=-1), {"kind": "actor-critic"}),
     "nested": (NESTED, spaces.MultiDiscrete([3, 2]), {"kind": "actor-critic", "shared": True}),
-    "picture": (PICTURE, spaces.Discrete(3), {"kind": "values"}),
+    "image": (IMAGE, spaces.Discrete(3), {"kind": "values"}),
     "double": (spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (2, 2), np.float64), {}),
     "recurrent": (spaces.Box(-1, 1, (3,)), spaces.Discrete(3), {"network": "lstm"}),
 }
 
 
-def acting_of(case: str) -> ActingPolicy:
-    seen, done, how = CASES[case]
-    policy = make_policy(seen, done, seed=0, **how)
-    if how.get("normalise"):
+def acting_policy(case: str) -> ActingPolicy:
+    obs_space, action_space, settings = CASES[case]
+    policy = make_policy(obs_space, action_space, seed=0, **settings)
+    if settings.get("normalise"):
         rows = torch.from_numpy(np.random.default_rng(0).normal(2, 3, (100, 6)).astype(np.float32))
         policy.observe({"obs": rows})
     random = torch.Generator().manual_seed(1)
-    for parameter in policy.parameters():  # larger than they begin, so that actions differ, and biases count
+    for parameter in policy.parameters():  # larger than at initialisation, so that actions differ and biases count
         nn.init.normal_(parameter, std=0.5 if parameter.ndim > 1 else 0.1, generator=random)
-    return ActingPolicy(policy.eval(), seen, done, clip_actions=True)
+    return ActingPolicy(policy.eval(), obs_space, action_space, clip_actions=True)
 
 
 def samples(space: spaces.Space, num: int) -> Any:
-    """Return a batch of observations, of which each mask allows something."""
+    """Return a batch of observations, in which each mask allows an action."""
     space.seed(0)
-    found = [space.sample() for _ in range(num)]
-    for one in found:
+    observations = [space.sample() for _ in range(num)]
+    for obs in observations:
         if space is MASKED:
-            one["action_mask"][np.random.default_rng(one["action_mask"].tobytes()[0]).integers(4)] = 1
-    rows = [batch_of(space, one)[0] for one in found]
-    return joined(rows)
+            obs["action_mask"][np.random.default_rng(obs["action_mask"].tobytes()[0]).integers(4)] = 1
+    rows = [batch_observations(space, obs)[0] for obs in observations]
+    return concatenate(rows)
 
 
-def joined(rows: list[Any]) -> Any:
+def concatenate(rows: list[Any]) -> Any:
     if isinstance(rows[0], dict):
-        return {key: joined([row[key] for row in rows]) for key in rows[0]}
+        return {key: concatenate([row[key] for row in rows]) for key in rows[0]}
     return np.concatenate(rows)
 
 
 def flat(tree: Any, name: str = "") -> dict[str, np.ndarray]:
-    """Return the parts of observations by the names that inputs have."""
+    """Return the parts of observations by input name."""
     if not isinstance(tree, dict):
         return {name or "obs": tree}
     parts = [flat(part, f"{name}.{key}" if name else key) for key, part in tree.items()]
     return {key: value for part in parts for key, value in part.items()}
 
 
-def in_onnx(path: Path) -> Any:
+def load_onnx(path: Path) -> Any:
     session = onnxruntime.InferenceSession(path)
-    names = [one.name for one in session.get_outputs()]
+    names = [output.name for output in session.get_outputs()]
     return lambda inputs: dict(zip(names, session.run(None, inputs), strict=True))
 
 
-def in_torch(path: Path) -> Any:
+def load_torch(path: Path) -> Any:
     module = torch.export.load(path).module()
     names = ["action", "next_state_hidden", "next_state_cell"]
 
     def run(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        found = module({name: torch.from_numpy(part) for name, part in inputs.items()})
-        return {name: part.detach().numpy() for name, part in zip(names, found, strict=False)}
+        outputs = module({name: torch.from_numpy(part) for name, part in inputs.items()})
+        return {name: part.detach().numpy() for name, part in zip(names, outputs, strict=False)}
 
     return run
 
 
-EXPORTS = {"onnx": (export_onnx, in_onnx), "pt2": (export_torch, in_torch)}
+EXPORTS = {"onnx": (export_onnx, load_onnx), "pt2": (export_torch, load_torch)}
 
 
 @pytest.mark.parametrize("kind", EXPORTS)
 @pytest.mark.parametrize("case", CASES)
-def test_an_export_chooses_what_act_chooses(case: str, kind: str, tmp_path: Path) -> None:
-    acting = acting_of(case)
-    seen, done, _ = CASES[case]
-    export, opened = EXPORTS[kind]
-    choosing = Choosing(acting.policy, seen, done, acting.clip_actions)
-    run = opened(export(choosing, tmp_path / f"policy.{kind}"))
-    for num in (NUM, 1, 3):
-        obs = samples(seen, num)
+def test_an_export_returns_the_actions_of_act(case: str, kind: str, tmp_path: Path) -> None:
+    acting = acting_policy(case)
+    obs_space, action_space, _ = CASES[case]
+    export, load_export = EXPORTS[kind]
+    exportable = ExportablePolicy(acting.policy, obs_space, action_space, acting.clip_actions)
+    run = load_export(export(exportable, tmp_path / f"policy.{kind}"))
+    for num in (NUM_OBS, 1, 3):
+        obs = samples(obs_space, num)
         state = {f"state_{name}": part.numpy() for name, part in acting.policy.initial_state(num).items()}
         acting.reset()
         for _ in range(3 if state else 1):
-            found = run({**flat(obs), **state})
-            wanted = acting.act(obs)
-            assert found["action"].dtype == wanted.dtype
-            if isinstance(done, spaces.Box):
-                np.testing.assert_allclose(found["action"], wanted, rtol=1e-4, atol=1e-5)
+            actual = run({**flat(obs), **state})
+            expected = acting.act(obs)
+            assert actual["action"].dtype == expected.dtype
+            if isinstance(action_space, spaces.Box):
+                np.testing.assert_allclose(actual["action"], expected, rtol=1e-4, atol=1e-5)
             else:
-                np.testing.assert_array_equal(found["action"], wanted)
-            assert num < NUM or len(np.unique(wanted)) > 1  # or any export would do
-            state = {name: found[f"next_{name}"] for name in state}
+                np.testing.assert_array_equal(actual["action"], expected)
+            assert num < NUM_OBS or len(np.unique(expected)) > 1  # else the comparison would prove nothing
+            state = {name: actual[f"next_{name}"] for name in state}
 
 
 @pytest.mark.parametrize(
@@ -132,69 +132,69 @@ def test_trained_policies_are_exported(algorithm: str, settings: dict[str, Any],
     policy = load(tmp_path / "run")
     before = policy.policy.sha256()
     for run in (
-        in_onnx(policy.export_onnx(tmp_path / "policy.onnx")),
-        in_torch(policy.export_torch(tmp_path / "policy.pt2")),
+        load_onnx(policy.export_onnx(tmp_path / "policy.onnx")),
+        load_torch(policy.export_torch(tmp_path / "policy.pt2")),
     ):
-        obs = np.random.default_rng(0).normal(size=(NUM, *policy.observation_space.shape)).astype(np.float32)
-        state = {f"state_{name}": part.numpy() for name, part in policy.policy.initial_state(NUM).items()}
+        obs = np.random.default_rng(0).normal(size=(NUM_OBS, *policy.observation_space.shape)).astype(np.float32)
+        state = {f"state_{name}": part.numpy() for name, part in policy.policy.initial_state(NUM_OBS).items()}
         policy.reset()
-        found, wanted = run({"obs": obs, **state})["action"], policy.act(obs)
+        actual, expected = run({"obs": obs, **state})["action"], policy.act(obs)
         if algorithm == "ppo" and settings["env"] == "pendulum":
-            np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
         else:
-            np.testing.assert_array_equal(found, wanted)
+            np.testing.assert_array_equal(actual, expected)
     assert policy.policy.sha256() == before
 
 
 def test_names_of_inputs_and_outputs(tmp_path: Path) -> None:
-    acting = acting_of("nested")
-    path = export_onnx(Choosing(acting.policy, NESTED, acting.action_space, True), tmp_path / "nested.onnx")
+    acting = acting_policy("nested")
+    path = export_onnx(ExportablePolicy(acting.policy, NESTED, acting.action_space, True), tmp_path / "nested.onnx")
     session = onnxruntime.InferenceSession(path)
-    assert {one.name for one in session.get_inputs()} == {"a.place", "pair.0", "pair.1"}
-    assert [one.name for one in session.get_outputs()] == ["action"]
-    assert [file.name for file in tmp_path.iterdir()] == ["nested.onnx"]  # the weights are in it
+    assert {tensor.name for tensor in session.get_inputs()} == {"a.place", "pair.0", "pair.1"}
+    assert [tensor.name for tensor in session.get_outputs()] == ["action"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["nested.onnx"]  # with the weights inside
 
 
 def test_inputs_may_come_in_any_order(tmp_path: Path) -> None:
-    acting = acting_of("nested")
-    path = export_torch(Choosing(acting.policy, NESTED, acting.action_space, True), tmp_path / "nested.pt2")
+    acting = acting_policy("nested")
+    path = export_torch(ExportablePolicy(acting.policy, NESTED, acting.action_space, True), tmp_path / "nested.pt2")
     obs = samples(NESTED, 20)
-    turned = dict(reversed(flat(obs).items()))
-    np.testing.assert_array_equal(in_torch(path)(turned)["action"], acting.act(obs))
+    reordered = dict(reversed(flat(obs).items()))
+    np.testing.assert_array_equal(load_torch(path)(reordered)["action"], acting.act(obs))
 
 
-def test_names_that_would_be_the_same() -> None:
+def test_inputs_of_the_same_name_are_refused() -> None:
     inner = spaces.Dict({"b": spaces.Discrete(2)})
     space = spaces.Dict({"a.b": spaces.Discrete(2), "a": inner})
-    with pytest.raises(ConfigError, match="the same as inputs"):
-        Choosing(make_policy(space, spaces.Discrete(2)), space, spaces.Discrete(2), False)
+    with pytest.raises(ConfigError, match="the same input name"):
+        ExportablePolicy(make_policy(space, spaces.Discrete(2)), space, spaces.Discrete(2), False)
 
 
 @pytest.mark.parametrize(("export", "suffix"), [(export_onnx, ".onnx"), (export_torch, ".pt2")])
-def test_where_it_goes_is_checked(export: Any, suffix: str, tmp_path: Path) -> None:
-    acting = acting_of("double")
-    choosing = Choosing(acting.policy, acting.observation_space, acting.action_space, True)
+def test_the_path_is_checked(export: Any, suffix: str, tmp_path: Path) -> None:
+    acting = acting_policy("double")
+    exportable = ExportablePolicy(acting.policy, acting.observation_space, acting.action_space, True)
     with pytest.raises(ConfigError, match=f"must end in {suffix}"):
-        export(choosing, tmp_path / "policy.txt")
-    with pytest.raises(ConfigError, match="there is no folder"):
-        export(choosing, tmp_path / "gone" / f"policy{suffix}")
+        export(exportable, tmp_path / "policy.txt")
+    with pytest.raises(ConfigError, match="there is no directory"):
+        export(exportable, tmp_path / "gone" / f"policy{suffix}")
 
 
-def test_a_network_that_onnx_does_not_know_is_told(tmp_path: Path) -> None:
+def test_a_network_that_onnx_cannot_express_is_refused(tmp_path: Path) -> None:
     class Spectrum(nn.Module):
         def forward(self, obs: torch.Tensor) -> torch.Tensor:
             return torch.linalg.eigvalsh(obs)
 
     space = spaces.Box(-1, 1, (2, 2))
     policy = make_policy(space, spaces.Discrete(2), lambda *_: Spectrum())
-    choosing = Choosing(policy, space, spaces.Discrete(2), False)
+    exportable = ExportablePolicy(policy, space, spaces.Discrete(2), False)
     with pytest.raises(ConfigError, match="ONNX cannot express this network"):
-        export_onnx(choosing, tmp_path / "policy.onnx")
+        export_onnx(exportable, tmp_path / "policy.onnx")
     assert not list(tmp_path.iterdir())
-    assert export_torch(choosing, tmp_path / "policy.pt2").exists()
+    assert export_torch(exportable, tmp_path / "policy.pt2").exists()
 
 
-def test_a_network_that_cannot_be_traced_is_told(tmp_path: Path) -> None:
+def test_a_network_that_cannot_be_traced_is_refused(tmp_path: Path) -> None:
     class InNumpy(nn.Module):
         def forward(self, obs: torch.Tensor) -> torch.Tensor:
             return torch.from_numpy(np.tanh(obs.detach().numpy()))
@@ -202,4 +202,4 @@ def test_a_network_that_cannot_be_traced_is_told(tmp_path: Path) -> None:
     space = spaces.Box(-1, 1, (2,))
     policy = make_policy(space, spaces.Discrete(2), lambda *_: InNumpy())
     with pytest.raises(ConfigError, match="torch cannot export this network"):
-        export_torch(Choosing(policy, space, spaces.Discrete(2), False), tmp_path / "policy.pt2")
+        export_torch(ExportablePolicy(policy, space, spaces.Discrete(2), False), tmp_path / "policy.pt2")

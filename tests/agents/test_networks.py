@@ -1,4 +1,4 @@
-"""Networks for every space: what an encoder makes of observations, and the layers behind it."""
+"""Networks for every space: the encoding of observations, the layers, and inference in numpy."""
 
 from typing import Any
 
@@ -9,14 +9,14 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from raceway.agents import LSTM, Categorical, Distribution, Encoder, Gaussian, mlp, network_for
-from raceway.agents.networks import Head
-from raceway.agents.numpy_inference import NumpyActor, numpy_actor
+from raceway.agents.networks import ActionHead
+from raceway.agents.numpy_inference import NumpyActor, make_numpy_actor
 from raceway.errors import ConfigError
 from raceway.rl import empty, fill, tree_map
 
-CHOICES = spaces.Discrete(3)
-FIRST = spaces.Box(0, 255, (2, 40, 36), np.uint8)
-LAST = spaces.Box(0, 255, (40, 36, 2), np.uint8)
+DISCRETE = spaces.Discrete(3)
+CHANNELS_FIRST = spaces.Box(0, 255, (2, 40, 36), np.uint8)
+CHANNELS_LAST = spaces.Box(0, 255, (40, 36, 2), np.uint8)
 
 
 def tensors(tree: Any) -> Any:
@@ -24,7 +24,7 @@ def tensors(tree: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("space", "obs", "wanted"),
+    ("space", "obs", "expected"),
     [
         (spaces.Box(-9, 9, (3,)), np.array([[1, 2, 3], [4, 5, 6]], np.float32), [[1, 2, 3], [4, 5, 6]]),
         (spaces.Box(-9, 9, (2, 2)), np.array([[[1, 2], [3, 4]]], np.float32), [[1, 2, 3, 4]]),
@@ -41,17 +41,17 @@ def tensors(tree: Any) -> Any:
         (spaces.MultiBinary((2, 2)), np.array([[[1, 0], [0, 1]]], np.int8), [[1, 0, 0, 1]]),
     ],
 )
-def test_what_is_made_of_an_observation(space: spaces.Space, obs: np.ndarray, wanted: Any) -> None:
+def test_encoded_observations(space: spaces.Space, obs: np.ndarray, expected: Any) -> None:
     encoder = Encoder(space)
-    found = encoder(tensors(obs))
-    assert found.dtype == torch.float32
-    assert encoder.size == len(wanted[0])
-    np.testing.assert_array_equal(found, wanted)
+    actual = encoder(tensors(obs))
+    assert actual.dtype == torch.float32
+    assert encoder.size == len(expected[0])
+    np.testing.assert_array_equal(actual, expected)
     stacked = encoder(tensors(np.stack([obs, obs])))
-    np.testing.assert_array_equal(stacked, [wanted, wanted])
+    np.testing.assert_array_equal(stacked, [expected, expected])
 
 
-def test_parts_lie_side_by_side() -> None:
+def test_encoded_parts_are_concatenated() -> None:
     inner = spaces.Tuple([spaces.Box(-9, 9, (2,)), spaces.Discrete(2)])
     space = spaces.Dict({"b": spaces.Discrete(3, start=1), "a": inner})
     encoder = Encoder(space)
@@ -66,89 +66,89 @@ def test_parts_lie_side_by_side() -> None:
 def test_parts_may_have_any_name(key: str) -> None:
     """Also one that a module uses itself."""
     space = spaces.Dict({key: spaces.Discrete(2), "other": spaces.Box(-9, 9, (1,))})
-    found = Encoder(space)(tensors({key: np.array([1]), "other": np.array([[5]], np.float32)}))
-    assert sorted(found[0].tolist()) == [0, 1, 5]
+    actual = Encoder(space)(tensors({key: np.array([1]), "other": np.array([[5]], np.float32)}))
+    assert sorted(actual[0].tolist()) == [0, 1, 5]
 
 
-def test_pictures_with_channels_first_or_last_are_seen_alike() -> None:
-    first, last = Encoder(FIRST), Encoder(LAST)
+def test_images_with_channels_first_or_last_are_encoded_alike() -> None:
+    first, last = Encoder(CHANNELS_FIRST), Encoder(CHANNELS_LAST)
     last.load_state_dict(first.state_dict())
-    pictures = torch.randint(0, 256, (3, 2, 40, 36), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    found = first(pictures)
-    assert found.shape == (3, first.size)
+    images = torch.randint(0, 256, (3, 2, 40, 36), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    actual = first(images)
+    assert actual.shape == (3, first.size)
     assert first.size == last.size == 64 * 1 * 1
-    torch.testing.assert_close(last(pictures.permute(0, 2, 3, 1).contiguous()), found)
-    torch.testing.assert_close(first(pictures[:, None]), found[:, None])
-    assert found.any()
+    torch.testing.assert_close(last(images.permute(0, 2, 3, 1).contiguous()), actual)
+    torch.testing.assert_close(first(images[:, None]), actual[:, None])
+    assert actual.any()
 
 
-def test_pictures_are_scaled_to_one() -> None:
-    encoder = Encoder(FIRST)
+def test_images_are_scaled_to_one() -> None:
+    encoder = Encoder(CHANNELS_FIRST)
     white = torch.full((1, 2, 40, 36), 255, dtype=torch.uint8)
     torch.testing.assert_close(encoder(white), encoder.images.layers(torch.ones(1, 2, 40, 36)).flatten(1))
 
 
 @pytest.mark.parametrize("shape", [(84, 84, 4), (4, 84, 84), (210, 160, 3), (1, 36, 36)])
-def test_the_usual_pictures(shape: tuple[int, ...]) -> None:
+def test_common_image_sizes(shape: tuple[int, ...]) -> None:
     encoder = Encoder(spaces.Box(0, 255, shape, np.uint8))
     assert encoder(torch.zeros(2, *shape, dtype=torch.uint8)).shape == (2, encoder.size)
 
 
 @pytest.mark.parametrize("shape", [(35, 84, 3), (3, 84, 35)])
-def test_pictures_that_are_too_small(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ConfigError, match=r"too small for the usual convolutions \(36 x 36\)"):
+def test_images_that_are_too_small_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"too small for the convolutions, which need at least 36 x 36"):
         Encoder(spaces.Box(0, 255, shape, np.uint8))
 
 
 def test_the_layers_of_an_mlp() -> None:
-    network = mlp(spaces.Box(-1, 1, (5,)), CHOICES, (7, 6), nn.Tanh)
-    assert [type(layer) for layer in network] == [Encoder, nn.Linear, nn.Tanh, nn.Linear, nn.Tanh, Head]
+    network = mlp(spaces.Box(-1, 1, (5,)), DISCRETE, (7, 6), nn.Tanh)
+    assert [type(layer) for layer in network] == [Encoder, nn.Linear, nn.Tanh, nn.Linear, nn.Tanh, ActionHead]
     assert network(torch.zeros(2, 5)).shape == (2, 3)
-    assert [type(layer) for layer in mlp(spaces.Box(-1, 1, (5,)), CHOICES, ())] == [Encoder, Head]
+    assert [type(layer) for layer in mlp(spaces.Box(-1, 1, (5,)), DISCRETE, ())] == [Encoder, ActionHead]
 
 
-def test_a_head_for_vectors_has_deviations_of_its_own() -> None:
-    head = Head(4, spaces.Box(-1, 1, (2,)), log_std=-0.5)
-    found = head(torch.zeros(3, 4))
-    assert found.shape == (3, 4)
-    torch.testing.assert_close(found[:, :2], head.bias.expand(3, 2))
-    torch.testing.assert_close(found[:, 2:], torch.full((3, 2), -0.5))
-    found.sum().backward()
+def test_a_head_for_continuous_actions_has_deviations() -> None:
+    head = ActionHead(4, spaces.Box(-1, 1, (2,)), log_std=-0.5)
+    actual = head(torch.zeros(3, 4))
+    assert actual.shape == (3, 4)
+    torch.testing.assert_close(actual[:, :2], head.bias.expand(3, 2))
+    torch.testing.assert_close(actual[:, 2:], torch.full((3, 2), -0.5))
+    actual.sum().backward()
     assert head.log_std is not None
     assert head.log_std.grad is not None
     assert head.log_std.grad.tolist() == [3, 3]
 
 
-def test_an_lstm_remembers() -> None:
-    network = LSTM(spaces.Box(-1, 1, (2,)), CHOICES, (9, 5))
+def test_an_lstm_depends_on_its_state() -> None:
+    network = LSTM(spaces.Box(-1, 1, (2,)), DISCRETE, (9, 5))
     state = network.initial_state(4)
     assert {name: part.shape for name, part in state.items()} == {"hidden": (4, 5), "cell": (4, 5)}
     first, after = network(torch.ones(4, 2), state)
     second, _ = network(torch.ones(4, 2), after)
     assert first.shape == (4, 3)
     assert (first != second).all()
-    assert LSTM(spaces.Box(-1, 1, (2,)), CHOICES).cell.hidden_size == 128
+    assert LSTM(spaces.Box(-1, 1, (2,)), DISCRETE).cell.hidden_size == 128
 
 
 def test_an_unknown_network() -> None:
     with pytest.raises(ConfigError, match=r"unknown network 'lstn'\. Did you mean 'lstm'\?"):
-        network_for(spaces.Box(-1, 1, (2,)), CHOICES, "lstn", ())
+        network_for(spaces.Box(-1, 1, (2,)), DISCRETE, "lstn", ())
 
 
-@pytest.mark.parametrize("made", [None, 3, nn.Linear, lambda obs: obs])
-def test_a_function_that_returns_no_network(made: Any) -> None:
-    with pytest.raises(ConfigError, match=r"the network function .* returned .*, which is no torch\.nn\.Module"):
-        network_for(spaces.Box(-1, 1, (2,)), CHOICES, lambda *_: made, ())
+@pytest.mark.parametrize("result", [None, 3, nn.Linear, lambda obs: obs])
+def test_a_function_that_returns_no_network(result: Any) -> None:
+    with pytest.raises(ConfigError, match=r"the network function .* returned .*, which is not a torch\.nn\.Module"):
+        network_for(spaces.Box(-1, 1, (2,)), DISCRETE, lambda *_: result, ())
 
 
-# The same network in numpy.
+# Inference in numpy.
 
 
 BOX = spaces.Box(-3, 3, (4,))
 
 
-def plain(network: nn.Module, distribution: Distribution | None = None) -> NumpyActor:
-    actor = numpy_actor(network, distribution or Categorical(3), None)
+def numpy_actor(network: nn.Module, distribution: Distribution | None = None) -> NumpyActor:
+    actor = make_numpy_actor(network, distribution or Categorical(3), None)
     assert actor is not None
     return actor
 
@@ -165,66 +165,66 @@ def plain(network: nn.Module, distribution: Distribution | None = None) -> Numpy
     ],
 )
 @pytest.mark.parametrize("hidden", [(), (8,), (16, 8)])
-def test_numpy_gives_what_torch_gives(
+def test_numpy_outputs_equal_those_of_torch(
     activation: type[nn.Module], space: spaces.Space, hidden: tuple[int, ...]
 ) -> None:
     torch.manual_seed(0)
-    network = mlp(space, CHOICES, hidden, activation)
-    actor = plain(network)
+    network = mlp(space, DISCRETE, hidden, activation)
+    actor = numpy_actor(network)
     space.seed(0)
     obs = empty(space, (6,))
     for row in range(6):
         fill(obs, row, space.sample())
     before = obs.copy()
-    found = actor.numbers(obs)
-    np.testing.assert_allclose(found, network(torch.from_numpy(obs)).detach(), rtol=1e-5, atol=1e-5)
-    assert found.dtype == np.float32
+    actual = actor.outputs(obs)
+    np.testing.assert_allclose(actual, network(torch.from_numpy(obs)).detach(), rtol=1e-5, atol=1e-5)
+    assert actual.dtype == np.float32
     np.testing.assert_array_equal(obs, before)
 
 
-def test_numpy_leaves_deviations_out() -> None:
+def test_numpy_outputs_have_no_deviations() -> None:
     network = mlp(spaces.Box(-3, 3, (4,)), spaces.Box(-1, 1, (2,)), (8,))
     obs = torch.ones(3, 4)
-    found = plain(network, Gaussian((2,))).numbers(obs.numpy())
-    np.testing.assert_allclose(found, network(obs)[:, :2].detach(), rtol=1e-5, atol=1e-6)
+    actual = numpy_actor(network, Gaussian((2,))).outputs(obs.numpy())
+    np.testing.assert_allclose(actual, network(obs)[:, :2].detach(), rtol=1e-5, atol=1e-6)
 
 
 def test_an_actor_keeps_the_weights_it_was_made_with() -> None:
-    network = mlp(spaces.Box(-3, 3, (4,)), CHOICES, (8,))
-    actor, obs = plain(network), torch.ones(2, 4)
-    before = actor.numbers(obs.numpy())
+    network = mlp(spaces.Box(-3, 3, (4,)), DISCRETE, (8,))
+    actor, obs = numpy_actor(network), torch.ones(2, 4)
+    before = actor.outputs(obs.numpy())
     with torch.no_grad():
         for parameter in network.parameters():
             parameter += 1
-    np.testing.assert_array_equal(actor.numbers(obs.numpy()), before)
-    assert (plain(network).numbers(obs.numpy()) != before).any()
+    np.testing.assert_array_equal(actor.outputs(obs.numpy()), before)
+    assert (numpy_actor(network).outputs(obs.numpy()) != before).any()
 
 
-@pytest.mark.parametrize("rows", [1, 7, 3000])  # more than are drawn at once
-def test_an_actor_draws_from_the_distribution(rows: int) -> None:
+@pytest.mark.parametrize("rows", [1, 7, 3000])  # more than the noise that is sampled at once
+def test_an_actor_samples_from_the_distribution(rows: int) -> None:
     random = np.random.default_rng(0)
-    choices = mlp(BOX, CHOICES, (8,))
+    discrete = mlp(BOX, DISCRETE, (8,))
     obs = np.ones((rows, 4), np.float32)
-    actor = numpy_actor(choices, Categorical(3), random)
+    actor = make_numpy_actor(discrete, Categorical(3), random)
     assert actor is not None
-    drawn = np.concatenate([actor(obs, {})[0] for _ in range(9000 // rows + 1)])
-    wanted = choices(torch.ones(1, 4)).softmax(-1).detach().numpy()[0]
-    np.testing.assert_allclose(np.bincount(drawn, minlength=3) / len(drawn), wanted, atol=0.025)
+    sampled = np.concatenate([actor(obs, {})[0] for _ in range(9000 // rows + 1)])
+    expected = discrete(torch.ones(1, 4)).softmax(-1).detach().numpy()[0]
+    np.testing.assert_allclose(np.bincount(sampled, minlength=3) / len(sampled), expected, atol=0.025)
 
-    means = mlp(BOX, spaces.Box(-1, 1, (2,)), (8,))
+    gaussian = mlp(BOX, spaces.Box(-1, 1, (2,)), (8,))
     with torch.no_grad():
-        means[-1].log_std.copy_(torch.tensor([0.0, -1.0]))
-    actor = numpy_actor(means, Gaussian((2,)), random)
+        gaussian[-1].log_std.copy_(torch.tensor([0.0, -1.0]))
+    actor = make_numpy_actor(gaussian, Gaussian((2,)), random)
     assert actor is not None
     values = np.concatenate([actor(obs, {})[0] for _ in range(9000 // rows + 1)])
-    np.testing.assert_allclose(values.mean(0), means(torch.ones(1, 4))[0, :2].detach(), atol=0.05)
+    np.testing.assert_allclose(values.mean(0), gaussian(torch.ones(1, 4))[0, :2].detach(), atol=0.05)
     np.testing.assert_allclose(values.std(0), [1.0, np.exp(-1.0)], atol=0.03)
 
 
-def test_without_a_generator_an_actor_does_the_likeliest() -> None:
-    network = mlp(BOX, CHOICES, (8,))
+def test_without_a_generator_an_actor_takes_the_most_likely_action() -> None:
+    network = mlp(BOX, DISCRETE, (8,))
     obs = torch.randn(20, 4)
-    assert plain(network)(obs.numpy(), {})[0].tolist() == network(obs).argmax(-1).tolist()
+    assert numpy_actor(network)(obs.numpy(), {})[0].tolist() == network(obs).argmax(-1).tolist()
 
 
 class Doubled(nn.Linear):
@@ -249,17 +249,17 @@ class Shifted(Encoder):
         nn.Sequential(Shifted(BOX), nn.Linear(4, 3)),
         nn.Sequential(Encoder(BOX), nn.Dropout(), nn.Linear(4, 3)),
         nn.Sequential(Encoder(spaces.Discrete(4)), nn.Linear(4, 3)),
-        nn.Sequential(Encoder(BOX), Head(4, BOX), nn.Tanh()),  # its deviations go through the activation too
-        nn.Sequential(Encoder(BOX), nn.Tanh(), nn.Linear(4, 3)),  # it would work in place on the observations
+        nn.Sequential(Encoder(BOX), ActionHead(4, BOX), nn.Tanh()),  # its deviations go through the activation too
+        nn.Sequential(Encoder(BOX), nn.Tanh(), nn.Linear(4, 3)),  # it would overwrite the observations
         nn.Linear(4, 3),
     ],
 )
 def test_other_networks_are_left_to_torch(network: nn.Module) -> None:
-    assert numpy_actor(network, Categorical(3), None) is None
+    assert make_numpy_actor(network, Categorical(3), None) is None
 
 
-def test_a_last_layer_of_the_users_is_no_hindrance() -> None:
+def test_a_linear_last_layer_is_supported_for_discrete_actions() -> None:
     network = nn.Sequential(Encoder(BOX), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     obs = torch.ones(2, 4)
-    np.testing.assert_allclose(plain(network).numbers(obs.numpy()), network(obs).detach(), rtol=1e-5, atol=1e-6)
-    assert numpy_actor(nn.Sequential(Encoder(BOX), nn.Linear(4, 6)), Gaussian((3,)), None) is None
+    np.testing.assert_allclose(numpy_actor(network).outputs(obs.numpy()), network(obs).detach(), rtol=1e-5, atol=1e-6)
+    assert make_numpy_actor(nn.Sequential(Encoder(BOX), nn.Linear(4, 6)), Gaussian((3,)), None) is None

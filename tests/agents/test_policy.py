@@ -1,4 +1,4 @@
-"""Policies: what acts, and what is trained."""
+"""Policies: acting, masks, users' networks, and weights."""
 
 import copy
 import pickle
@@ -17,11 +17,11 @@ from raceway.errors import ConfigError
 from raceway.rl import Batch, empty
 
 BOX = spaces.Box(-3, 3, (4,))
-CHOICES = spaces.Discrete(3)
-VECTOR = spaces.Box(-1, 1, (2,))
+DISCRETE = spaces.Discrete(3)
+CONTINUOUS = spaces.Box(-1, 1, (2,))
 
 NETWORKS = pytest.mark.parametrize(
-    ("action_space", "network"), [(CHOICES, "mlp"), (VECTOR, "mlp"), (CHOICES, "lstm"), (VECTOR, "lstm")]
+    ("action_space", "network"), [(DISCRETE, "mlp"), (CONTINUOUS, "mlp"), (DISCRETE, "lstm"), (CONTINUOUS, "lstm")]
 )
 
 
@@ -34,7 +34,7 @@ def act(policy: Policy, obs: Any, seed: int | None = 0) -> np.ndarray:
     return policy.act(obs, policy.initial_state(5), random)[0]
 
 
-def batch_of(num: int = 5) -> Batch:
+def example_batch(num: int = 5) -> Batch:
     return {"obs": observations(num), "action": np.arange(num) % 3, "length": np.array([num - 2, 2])}
 
 
@@ -46,13 +46,13 @@ def linear(outputs: int) -> Callable[..., nn.Module]:
 
 
 @NETWORKS
-def test_actions_come_from_the_distribution_of_what_the_network_gives(action_space: spaces.Space, network: str) -> None:
+def test_actions_come_from_the_distribution_of_the_network_outputs(action_space: spaces.Space, network: str) -> None:
     policy = make_policy(BOX, action_space, network, (8,), seed=0)
     obs = observations()
     with torch.no_grad():
         params, _ = policy(torch.from_numpy(obs), policy.initial_state(5))
-    wanted = policy.distribution.draw(params.numpy(), np.random.default_rng(0))
-    np.testing.assert_allclose(act(policy, obs), wanted, rtol=1e-5, atol=1e-5)
+    expected = policy.distribution.sample(params.numpy(), np.random.default_rng(0))
+    np.testing.assert_allclose(act(policy, obs), expected, rtol=1e-5, atol=1e-5)
     best = policy.distribution.mode(params.numpy())
     np.testing.assert_allclose(act(policy, obs, seed=None), best, rtol=1e-5, atol=1e-5)
 
@@ -67,8 +67,8 @@ def test_acting_changes_nothing(action_space: spaces.Space, network: str) -> Non
     assert policy.sha256() == before
 
 
-def test_what_acts_is_what_was_trained_last() -> None:
-    policy = make_policy(BOX, VECTOR, hidden=(8,), seed=0)
+def test_acting_uses_the_latest_weights() -> None:
+    policy = make_policy(BOX, CONTINUOUS, hidden=(8,), seed=0)
     optimiser = torch.optim.Adam(policy.parameters(), 0.1)
     batch = {"obs": observations(), "action": np.ones((5, 2), np.float32)}
     for _ in range(3):
@@ -76,17 +76,17 @@ def test_what_acts_is_what_was_trained_last() -> None:
         optimiser.zero_grad()
         (-policy.log_prob(batch)).sum().backward()
         optimiser.step()
-        found = act(policy, batch["obs"])
-        assert (found != before).all()
+        actual = act(policy, batch["obs"])
+        assert (actual != before).all()
         with torch.no_grad():
             params = policy.params(batch).numpy()
-        wanted = policy.distribution.draw(params, np.random.default_rng(0))
-        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+        expected = policy.distribution.sample(params, np.random.default_rng(0))
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda policy: cloudpickle.loads(cloudpickle.dumps(policy))])
 def test_a_copy_acts_with_its_own_weights(copied: Callable[[Policy], Policy]) -> None:
-    policy = make_policy(BOX, VECTOR, hidden=(8,), seed=0)
+    policy = make_policy(BOX, CONTINUOUS, hidden=(8,), seed=0)
     other = copied(policy)
     before = act(policy, observations())
     np.testing.assert_array_equal(act(other, observations()), before)
@@ -100,8 +100,8 @@ def test_a_copy_acts_with_its_own_weights(copied: Callable[[Policy], Policy]) ->
     np.testing.assert_array_equal(act(other, observations()), changed)
 
 
-def test_a_policy_of_plain_parts_can_be_pickled() -> None:
-    policy = make_policy(BOX, CHOICES, "lstm", (8,), seed=0)
+def test_a_policy_can_be_pickled() -> None:
+    policy = make_policy(BOX, DISCRETE, "lstm", (8,), seed=0)
     other = pickle.loads(pickle.dumps(policy))
     assert other.sha256() == policy.sha256()
 
@@ -111,22 +111,22 @@ def test_a_policy_of_plain_parts_can_be_pickled() -> None:
 MASKED = spaces.Dict({"observation": BOX, "action_mask": spaces.MultiBinary(3)})
 
 
-def masked(num: int, allowed: list[int]) -> Any:
+def masked_obs(num: int, allowed: list[int]) -> Any:
     return {"observation": observations(num), "action_mask": np.tile(np.array(allowed, np.int8), (num, 1))}
 
 
 @pytest.mark.parametrize("network", ["mlp", "lstm"])
-def test_what_a_mask_forbids_is_not_done(network: str) -> None:
-    policy = make_policy(MASKED, CHOICES, network, (8,), seed=0)
+def test_masked_actions_are_not_taken(network: str) -> None:
+    policy = make_policy(MASKED, DISCRETE, network, (8,), seed=0)
     for allowed in ([1, 0, 0], [0, 1, 1], [1, 0, 1]):
-        obs = masked(500, allowed)
-        drawn, _ = policy.act(obs, policy.initial_state(500), np.random.default_rng(0))
-        assert set(drawn.tolist()) == set(np.flatnonzero(allowed).tolist())
-        batch = {"obs": obs, "action": drawn, "length": np.array([500])}
-        logs = policy.log_prob(batch)
-        assert (logs > -20).all()
+        obs = masked_obs(500, allowed)
+        actions, _ = policy.act(obs, policy.initial_state(500), np.random.default_rng(0))
+        assert set(actions.tolist()) == set(np.flatnonzero(allowed).tolist())
+        batch = {"obs": obs, "action": actions, "length": np.array([500])}
+        log_probs = policy.log_prob(batch)
+        assert (log_probs > -20).all()
         policy.zero_grad()
-        logs.sum().backward()
+        log_probs.sum().backward()
         assert all(parameter.grad.isfinite().all() for parameter in policy.parameters() if parameter.grad is not None)
 
 
@@ -135,31 +135,33 @@ def test_what_a_mask_forbids_is_not_done(network: str) -> None:
     [
         MASKED,
         spaces.Dict({"observation": spaces.Dict({"x": BOX}), "action_mask": spaces.MultiBinary(3)}),
-        spaces.Dict({"observation": spaces.Tuple([BOX, CHOICES]), "action_mask": spaces.MultiBinary(3)}),
+        spaces.Dict({"observation": spaces.Tuple([BOX, DISCRETE]), "action_mask": spaces.MultiBinary(3)}),
         spaces.Dict({"board": BOX, "action_mask": spaces.MultiBinary(3)}),
-        spaces.Dict({"observation": BOX, "hand": CHOICES, "action_mask": spaces.MultiBinary(3)}),
+        spaces.Dict({"observation": BOX, "hand": DISCRETE, "action_mask": spaces.MultiBinary(3)}),
     ],
 )
 def test_a_mask_beside_every_kind_of_observation(space: spaces.Dict) -> None:
-    policy = make_policy(space, CHOICES, hidden=(8,), seed=0)
+    policy = make_policy(space, DISCRETE, hidden=(8,), seed=0)
     obs = empty(space, (6,))
     obs["action_mask"][:, 1] = 1
     assert policy.act(obs, {}, np.random.default_rng(0))[0].tolist() == [1] * 6
 
 
-# Networks of the user's own.
+# Users' networks.
 
 
-@pytest.mark.parametrize(("action_space", "outputs"), [(CHOICES, 3), (spaces.MultiDiscrete([2, 3]), 5), (VECTOR, 4)])
-def test_a_users_network_gives_what_the_actions_need(action_space: spaces.Space, outputs: int) -> None:
+@pytest.mark.parametrize(
+    ("action_space", "outputs"), [(DISCRETE, 3), (spaces.MultiDiscrete([2, 3]), 5), (CONTINUOUS, 4)]
+)
+def test_a_users_network_with_the_right_number_of_outputs(action_space: spaces.Space, outputs: int) -> None:
     policy = make_policy(BOX, action_space, linear(outputs), seed=0)
     assert policy.log_std is None
     assert policy.params({"obs": observations()}).shape == (5, outputs)
 
 
-def test_a_users_network_may_give_means_only() -> None:
-    """The deviations are then the policy's, and trained as well."""
-    policy = make_policy(BOX, VECTOR, linear(2), seed=0)
+def test_a_users_network_may_return_means_only() -> None:
+    """The policy then adds the deviations, and trains them."""
+    policy = make_policy(BOX, CONTINUOUS, linear(2), seed=0)
     batch = {"obs": observations(), "action": np.ones((5, 2), np.float32)}
     params = policy.params(batch)
     assert params.shape == (5, 4)
@@ -174,62 +176,64 @@ def test_a_users_network_may_give_means_only() -> None:
     np.testing.assert_allclose(act(policy, batch["obs"]), params[:, :2].detach(), rtol=1e-6)
 
 
-@pytest.mark.parametrize(("action_space", "outputs", "wanted"), [(CHOICES, 4, 3), (VECTOR, 3, 4), (VECTOR, 1, 4)])
-def test_a_wrong_number_of_outputs(action_space: spaces.Space, outputs: int, wanted: int) -> None:
-    message = rf"gives \(1, {outputs}\) for one observation; the actions need \(1, {wanted}\)"
+@pytest.mark.parametrize(
+    ("action_space", "outputs", "expected"), [(DISCRETE, 4, 3), (CONTINUOUS, 3, 4), (CONTINUOUS, 1, 4)]
+)
+def test_a_wrong_number_of_outputs(action_space: spaces.Space, outputs: int, expected: int) -> None:
+    message = rf"returned \(1, {outputs}\) for one observation; the actions need \(1, {expected}\)"
     with pytest.raises(ConfigError, match=message):
         make_policy(BOX, action_space, linear(outputs))
 
 
-class Odd(nn.Module):
-    """A network that does not do what networks do."""
+class InvalidNetwork(nn.Module):
+    """A network with an invalid output."""
 
-    def __init__(self, given: Callable[[Tensor], Any]) -> None:
+    def __init__(self, function: Callable[[Tensor], Any]) -> None:
         super().__init__()
-        self.given = given
+        self.given = function
 
     def forward(self, obs: Tensor) -> Any:
         return self.given(obs)
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("function", "message"),
     [
-        (lambda obs: (obs[:, :3],), r"gives a tuple for one observation"),
-        (lambda obs: None, r"gives a NoneType for one observation"),
-        (lambda obs: obs[0, :3], r"gives \(3,\) for one observation; the actions need \(1, 3\)"),
-        (lambda obs: obs[:, None, :3], r"gives \(1, 1, 3\) for one observation"),
-        (lambda obs: obs @ torch.ones(7), r"the network fails on an observation of Box.*"),
+        (lambda obs: (obs[:, :3],), r"returned a tuple for one observation"),
+        (lambda obs: None, r"returned a NoneType for one observation"),
+        (lambda obs: obs[0, :3], r"returned \(3,\) for one observation; the actions need \(1, 3\)"),
+        (lambda obs: obs[:, None, :3], r"returned \(1, 1, 3\) for one observation"),
+        (lambda obs: obs @ torch.ones(7), r"the network failed on an observation of Box.*"),
     ],
 )
-def test_a_network_that_cannot_be_used(given: Callable[[Tensor], Any], message: str) -> None:
+def test_a_network_that_cannot_be_used(function: Callable[[Tensor], Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        make_policy(BOX, CHOICES, lambda *_: Odd(given))
+        make_policy(BOX, DISCRETE, lambda *_: InvalidNetwork(function))
 
 
 def test_means_without_a_row_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"gives \(2,\) for one observation; the actions need \(1, 4\)"):
-        make_policy(BOX, VECTOR, lambda *_: Odd(lambda obs: obs[0, :2]))
+    with pytest.raises(ConfigError, match=r"returned \(2,\) for one observation; the actions need \(1, 4\)"):
+        make_policy(BOX, CONTINUOUS, lambda *_: InvalidNetwork(lambda obs: obs[0, :2]))
 
 
-def test_a_function_that_makes_no_network() -> None:
-    with pytest.raises(ConfigError, match=r"returned 'mlp', which is no torch\.nn\.Module"):
-        make_policy(BOX, CHOICES, lambda *_: "mlp")
+def test_a_function_that_returns_no_network() -> None:
+    with pytest.raises(ConfigError, match=r"returned 'mlp', which is not a torch\.nn\.Module"):
+        make_policy(BOX, DISCRETE, lambda *_: "mlp")
 
 
-def test_a_function_is_told_what_the_network_sees() -> None:
-    told = []
+def test_a_function_gets_the_space_that_the_network_sees() -> None:
+    received = []
 
     def network(observation_space: spaces.Space, action_space: spaces.Space) -> nn.Module:
-        told.append((observation_space, action_space))
+        received.append((observation_space, action_space))
         return nn.Sequential(Encoder(observation_space), nn.Linear(4, 3))
 
-    make_policy(MASKED, CHOICES, network)
-    assert told == [(BOX, CHOICES)]
+    make_policy(MASKED, DISCRETE, network)
+    assert received == [(BOX, DISCRETE)]
 
 
 class Sums(nn.Module):
-    """Remembers the sum of what it saw."""
+    """Has the sum of the observations as its state."""
 
     def __init__(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
         super().__init__()
@@ -243,8 +247,8 @@ class Sums(nn.Module):
         return total[:, :3], {"sum": total}
 
 
-def test_a_recurrent_network_of_the_users_own() -> None:
-    policy = make_policy(BOX, CHOICES, Sums)
+def test_a_users_recurrent_network() -> None:
+    policy = make_policy(BOX, DISCRETE, Sums)
     assert policy.recurrent
     obs = observations(6)
     batch = {"obs": obs, "length": np.array([1, 3, 2])}
@@ -261,40 +265,40 @@ def test_a_recurrent_network_that_returns_no_state() -> None:
         def forward(self, obs: Tensor, state: dict[str, Tensor]) -> Any:
             return super().forward(obs, state)[0]
 
-    with pytest.raises(ConfigError, match="the network fails on an observation"):
-        make_policy(BOX, CHOICES, Forgetful)
+    with pytest.raises(ConfigError, match="the network failed on an observation"):
+        make_policy(BOX, DISCRETE, Forgetful)
 
 
 # Weights.
 
 
-def test_a_seed_gives_the_same_weights_and_leaves_torch_alone() -> None:
+def test_a_seed_gives_the_same_weights_and_torchs_generator_is_not_changed() -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    one, same, other = (make_policy(BOX, CHOICES, "lstm", (8,), seed=seed) for seed in (5, 5, 6))
-    unseeded = make_policy(BOX, CHOICES, "lstm", (8,))
+    first, again, other = (make_policy(BOX, DISCRETE, "lstm", (8,), seed=seed) for seed in (5, 5, 6))
+    unseeded = make_policy(BOX, DISCRETE, "lstm", (8,))
     assert torch.equal(torch.get_rng_state(), before)
-    assert one.sha256() == same.sha256()
-    assert len({one.sha256(), other.sha256(), unseeded.sha256()}) == 3
+    assert first.sha256() == again.sha256()
+    assert len({first.sha256(), other.sha256(), unseeded.sha256()}) == 3
 
 
 def test_the_hash_changes_with_every_weight() -> None:
-    policy = make_policy(BOX, VECTOR, hidden=(3,), seed=0)
-    found = {policy.sha256()}
+    policy = make_policy(BOX, CONTINUOUS, hidden=(3,), seed=0)
+    hashes = {policy.sha256()}
     count = 1
     for array in policy.weights().values():
-        for place in np.ndindex(array.shape):
-            kept = array[place]
-            array[place] = np.nextafter(kept, np.float32(np.inf))
-            found.add(policy.sha256())
-            array[place] = kept
+        for index in np.ndindex(array.shape):
+            kept = array[index]
+            array[index] = np.nextafter(kept, np.float32(np.inf))
+            hashes.add(policy.sha256())
+            array[index] = kept
             count += 1
-    assert len(found) == count
-    assert policy.sha256() in found
+    assert len(hashes) == count
+    assert policy.sha256() in hashes
     assert count == 1 + 4 * 3 + 3 + 3 * 2 + 2 + 2
 
 
-def test_the_hash_knows_shapes() -> None:
+def test_the_hash_depends_on_shapes() -> None:
     def reshaped(shape: tuple[int, int]) -> str:
         class Weights(nn.Module):
             def __init__(self, *_: Any) -> None:
@@ -304,27 +308,27 @@ def test_the_hash_knows_shapes() -> None:
             def forward(self, obs: Tensor) -> Tensor:
                 return obs[:, :3]
 
-        return make_policy(BOX, CHOICES, Weights).sha256()
+        return make_policy(BOX, DISCRETE, Weights).sha256()
 
     assert reshaped((2, 6)) != reshaped((6, 2))
 
 
 @NETWORKS
-def test_weights_are_taken_over(action_space: spaces.Space, network: str) -> None:
-    one, other = (make_policy(BOX, action_space, network, (8,), seed=seed) for seed in (1, 2))
-    weights = {name: array.copy() for name, array in one.weights().items()}
-    assert weights.keys() == one.state_dict().keys()
-    assert one.sha256() != other.sha256()
+def test_weights_can_be_loaded(action_space: spaces.Space, network: str) -> None:
+    policy, other = (make_policy(BOX, action_space, network, (8,), seed=seed) for seed in (1, 2))
+    weights = {name: array.copy() for name, array in policy.weights().items()}
+    assert weights.keys() == policy.state_dict().keys()
+    assert policy.sha256() != other.sha256()
     other.load(weights)
-    assert one.sha256() == other.sha256()
-    np.testing.assert_array_equal(act(one, observations()), act(other, observations()))
+    assert policy.sha256() == other.sha256()
+    np.testing.assert_array_equal(act(policy, observations()), act(other, observations()))
     for array in weights.values():
         array += 1  # they were copied
-    assert one.sha256() == other.sha256()
+    assert policy.sha256() == other.sha256()
 
 
 def test_weights_share_the_networks_memory() -> None:
-    policy = make_policy(BOX, CHOICES, hidden=(8,), seed=0)
+    policy = make_policy(BOX, DISCRETE, hidden=(8,), seed=0)
     weights = policy.weights()
     with torch.no_grad():
         for parameter in policy.parameters():
@@ -334,7 +338,7 @@ def test_weights_share_the_networks_memory() -> None:
 
 @pytest.fixture
 def every_warning() -> Iterator[None]:
-    """Torch tells most things once only."""
+    """Make torch repeat its warnings, most of which it gives only once."""
     torch.set_warn_always(True)
     yield
     torch.set_warn_always(False)
@@ -342,36 +346,36 @@ def every_warning() -> Iterator[None]:
 
 @pytest.mark.usefixtures("every_warning")
 def test_read_only_weights_are_loaded_without_a_warning() -> None:
-    """As they come from another process."""
-    one, other = (make_policy(BOX, CHOICES, hidden=(8,), seed=seed) for seed in (1, 2))
-    weights = one.weights()
+    """As they arrive from another process."""
+    policy, other = (make_policy(BOX, DISCRETE, hidden=(8,), seed=seed) for seed in (1, 2))
+    weights = policy.weights()
     for array in weights.values():
         array.flags.writeable = False
     other.load(weights)
-    assert one.sha256() == other.sha256()
+    assert policy.sha256() == other.sha256()
 
 
 @pytest.mark.usefixtures("every_warning")
 @pytest.mark.parametrize("network", ["mlp", "lstm"])
 def test_read_only_batches_are_trained_on_without_a_warning(network: str) -> None:
-    policy = make_policy(BOX, CHOICES, network, (8,), seed=0)
-    batch = batch_of()
-    wanted = policy.log_prob(batch_of()).detach()
+    policy = make_policy(BOX, DISCRETE, network, (8,), seed=0)
+    batch = example_batch()
+    expected = policy.log_prob(example_batch()).detach()
     for array in batch.values():
         array.flags.writeable = False
-    torch.testing.assert_close(policy.log_prob(batch).detach(), wanted)
+    torch.testing.assert_close(policy.log_prob(batch).detach(), expected)
 
 
-def test_other_state_than_parameters_travels_too() -> None:
+def test_buffers_are_part_of_the_weights() -> None:
     def network(*_: Any) -> nn.Module:
         return nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)).eval()
 
-    one, other = (make_policy(BOX, CHOICES, network, seed=seed) for seed in (1, 2))
-    one.network.train()(torch.from_numpy(observations()))
-    one.network.eval()
-    other.load(one.weights())
+    policy, other = (make_policy(BOX, DISCRETE, network, seed=seed) for seed in (1, 2))
+    policy.network.train()(torch.from_numpy(observations()))
+    policy.network.eval()
+    other.load(policy.weights())
     assert other.weights()["network.0.num_batches_tracked"] == 1
-    np.testing.assert_array_equal(act(one, observations()), act(other, observations()))
+    np.testing.assert_array_equal(act(policy, observations()), act(other, observations()))
 
 
 # Every space.
@@ -389,14 +393,14 @@ def test_other_state_than_parameters_travels_too() -> None:
         spaces.MultiDiscrete([2, 3], start=[4, -5]),
         spaces.MultiBinary((2, 2)),
         spaces.Box(0, 255, (36, 36, 3), np.uint8),
-        spaces.Dict({"a": BOX, "items": spaces.Tuple([CHOICES, spaces.Discrete(3, start=1)])}),
+        spaces.Dict({"a": BOX, "items": spaces.Tuple([DISCRETE, spaces.Discrete(3, start=1)])}),
     ],
 )
 def test_acting_and_training_on_every_space(network: str, space: spaces.Space) -> None:
-    policy = make_policy(space, CHOICES, network, (8,), seed=0)
+    policy = make_policy(space, DISCRETE, network, (8,), seed=0)
     obs = empty(space, (5,))
     actions, _ = policy.act(obs, policy.initial_state(5), np.random.default_rng(0))
-    logs = policy.log_prob({"obs": obs, "action": actions, "length": np.array([2, 3])})
-    assert logs.shape == (5,)
-    assert logs.isfinite().all()
-    logs.sum().backward()
+    log_probs = policy.log_prob({"obs": obs, "action": actions, "length": np.array([2, 3])})
+    assert log_probs.shape == (5,)
+    assert log_probs.isfinite().all()
+    log_probs.sum().backward()

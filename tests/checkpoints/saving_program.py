@@ -1,8 +1,8 @@
-"""Saves checkpoints as a run does, for tests that make its system calls fail, or kill it.
+"""A program that saves checkpoints as a run does, for tests that kill it or make its system calls fail.
 
-    python saving_program.py WAY FOLDER
+    python saving_program.py SCENARIO DIRECTORY
 
-It calls getppid before and after what is to be attacked, which shows in a trace. Only what saving needs is imported.
+It calls getppid before and after the saves under test, which marks them in a trace. It imports only what saving needs.
 """
 
 import json
@@ -21,49 +21,49 @@ from raceway.checkpoints import blocks
 from raceway.checkpoints.saver import Saver
 from raceway.checkpoints.store import Checkpoints
 
-blocks.BLOCK = 1024
-_SAME = 3 * blocks.BLOCK // 8
+blocks.BLOCK_BYTES = 1024
+_UNCHANGED_ROWS = 3 * blocks.BLOCK_BYTES // 8
 
 
-def state_of(steps: int) -> dict[str, Any]:
-    """Return a state with all that a checkpoint has: weights, other arrays, and blocks of which some stay the same."""
-    long = np.arange(5 * blocks.BLOCK // 8)
-    long[_SAME:] += steps
-    return {"learner": {"policy": {"weight": np.full(7, steps)}}, "flow": (steps, np.full(3, steps)), "replay": long}
+def state_at(steps: int) -> dict[str, Any]:
+    """Return a state with weights, other small arrays, and a large array of which some blocks never change."""
+    large = np.arange(5 * blocks.BLOCK_BYTES // 8)
+    large[_UNCHANGED_ROWS:] += steps
+    return {"learner": {"policy": {"weight": np.full(7, steps)}}, "flow": (steps, np.full(3, steps)), "replay": large}
 
 
-def save(folder: str, steps: int, of: int | None = None) -> None:
-    Checkpoints(folder, keep=1).save(state_of(of or steps), {"steps": steps})
+def save(directory: str, steps: int, state_steps: int | None = None) -> None:
+    Checkpoints(directory, keep=1).save(state_at(state_steps or steps), {"steps": steps})
 
 
-def killed() -> None:
+def kill_self() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def attacked(folder: str, steps: int, of: int) -> None:
+def save_between_marks(directory: str, steps: int, state_steps: int) -> None:
     os.getppid()
-    save(folder, steps, of)
+    save(directory, steps, state_steps)
     os.getppid()
 
 
-def killed_before_it_prunes(folder: str) -> None:
-    Checkpoints._prune = lambda self, steps: killed()  # type: ignore[method-assign]
-    save(folder, 20)
+def killed_before_pruning(directory: str) -> None:
+    Checkpoints._prune = lambda self, steps: kill_self()  # type: ignore[method-assign]
+    save(directory, 20)
 
 
-def killed_between_two_renames(folder: str) -> None:
+def killed_between_renames(directory: str) -> None:
     rename = os.rename
 
-    def last(old: Any, new: Any) -> None:
+    def rename_then_kill(old: Any, new: Any) -> None:
         rename(old, new)
         if Path(new).name.startswith(".was-"):
-            killed()
+            kill_self()
 
-    os.rename = last  # type: ignore[assignment]
-    save(folder, 10, of=20)
+    os.rename = rename_then_kill  # type: ignore[assignment]
+    save(directory, 10, state_steps=20)
 
 
-class Said(logging.Handler):
+class MessageHandler(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.messages: list[str] = []
@@ -72,31 +72,33 @@ class Said(logging.Handler):
         self.messages.append(record.getMessage())
 
 
-def attempts(folder: str, break_it: Callable[[], Any], mend: Callable[[], Any], bad: tuple[int, ...]) -> None:
-    """Save by a `Saver` again and again, of which some attempts go wrong, and print what came of it."""
-    said, saver = Said(), Saver(Checkpoints(folder, keep=1), every=10, seconds=0)
-    logging.getLogger("raceway").addHandler(said)
+def attempt_saves(
+    directory: str, break_disk: Callable[[], Any], repair_disk: Callable[[], Any], failing_steps: tuple[int, ...]
+) -> None:
+    """Save repeatedly with a `Saver` while the disk breaks and is repaired, and print the outcome."""
+    handler, saver = MessageHandler(), Saver(Checkpoints(directory, keep=1), every=10, seconds=0)
+    logging.getLogger("raceway").addHandler(handler)
 
-    def tried(steps: int) -> bool:
-        return saver.save(lambda: state_of(steps), {"steps": steps}) is not None
+    def attempt(steps: int) -> bool:
+        return saver.save(lambda: state_at(steps), {"steps": steps}) is not None
 
-    results = [tried(10)]
-    break_it()
+    saved = [attempt(10)]
+    break_disk()
     os.getppid()
-    results += [tried(steps) for steps in bad]
+    saved += [attempt(steps) for steps in failing_steps]
     os.getppid()
-    held = Checkpoints(folder).newest_good()[1]["flow"][0]
-    mend()
-    results += [tried(steps) for steps in (30, 31)]
-    print(json.dumps({"saved": results, "held": held, "said": said.messages}))
+    readable_steps = Checkpoints(directory).newest_readable()[1]["flow"][0]
+    repair_disk()
+    saved += [attempt(steps) for steps in (30, 31)]
+    print(json.dumps({"saved": saved, "readable_steps": readable_steps, "messages": handler.messages}))
 
 
-def broken_from_outside(folder: str) -> None:
-    attempts(folder, lambda: None, lambda: None, bad=(20,))
+def broken_from_outside(directory: str) -> None:
+    attempt_saves(directory, lambda: None, lambda: None, failing_steps=(20,))
 
 
-def full(folder: str) -> None:
-    filler = Path(folder) / "filler"
+def full_disk(directory: str) -> None:
+    filler = Path(directory) / "filler"
 
     def fill() -> None:
         with filler.open("wb", buffering=0) as file:
@@ -106,30 +108,30 @@ def full(folder: str) -> None:
             except OSError:
                 pass
 
-    attempts(folder, fill, filler.unlink, bad=(20, 21))
+    attempt_saves(directory, fill, filler.unlink, failing_steps=(20, 21))
 
 
-def limited(folder: str) -> None:
-    """Let files be of 700 bytes at most: the call that goes beyond writes a part, and the next fails."""
+def limited_file_size(directory: str) -> None:
+    """Limit files to 700 bytes: the call that exceeds it writes a part, and the next one fails."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    attempts(
-        folder,
+    attempt_saves(
+        directory,
         lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (700, limits[1])),
         lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limits),
-        bad=(20, 21),
+        failing_steps=(20, 21),
     )
 
 
-WAYS: dict[str, Callable[[str], None]] = {
-    "next": lambda folder: attacked(folder, 20, 20),
-    "again": lambda folder: attacked(folder, 10, 20),
-    "killed_before_it_prunes": killed_before_it_prunes,
-    "killed_between_two_renames": killed_between_two_renames,
+SCENARIOS: dict[str, Callable[[str], None]] = {
+    "later_steps": lambda directory: save_between_marks(directory, 20, 20),
+    "same_steps": lambda directory: save_between_marks(directory, 10, 20),
+    "killed_before_pruning": killed_before_pruning,
+    "killed_between_renames": killed_between_renames,
     "broken_from_outside": broken_from_outside,
-    "full": full,
-    "limited": limited,
+    "full_disk": full_disk,
+    "limited_file_size": limited_file_size,
 }
 
 if __name__ == "__main__":
-    WAYS[sys.argv[1]](sys.argv[2])
+    SCENARIOS[sys.argv[1]](sys.argv[2])

@@ -1,4 +1,4 @@
-"""Checkpoints that are not as they were saved: files that are corrupt, or of somebody who means harm."""
+"""Checkpoints that differ from what was saved: corrupt files, and malicious ones."""
 
 import contextlib
 import hashlib
@@ -23,55 +23,55 @@ from raceway.checkpoints import blocks, files
 from raceway.checkpoints.manifest import SCHEMA
 from raceway.checkpoints.store import Checkpoint, Checkpoints
 from raceway.errors import CheckpointError
-from tests.checkpoints.saving_program import save, state_of
-from tests.checkpoints.test_encoding import HOSTILE, same
+from tests.checkpoints.saving_program import save, state_at
+from tests.checkpoints.test_encoding import HOSTILE, identical
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "BLOCK", 1024)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1024)
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> Path:
-    """Return a folder with the checkpoints 10 and 20, which share blocks."""
+def two_checkpoints(tmp_path: Path) -> Path:
+    """Return a directory with checkpoints at 10 and 20 steps, which share blocks."""
     for steps in (10, 20):
-        Checkpoints(tmp_path / "two", keep=2).save(state_of(steps), {"steps": steps})
-    return tmp_path / "two"
+        Checkpoints(tmp_path / "checkpoints", keep=2).save(state_at(steps), {"steps": steps})
+    return tmp_path / "checkpoints"
 
 
-def files_of(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+def list_files(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.rglob("*") if path.is_file())
 
 
-def assert_found_out(folder: Path, damaged: list[Path], caplog: pytest.LogCaptureFixture) -> int:
-    """Check that damage is told of, or does none, and return how many checkpoints have become bad."""
-    bad: dict[int, CheckpointError] = {}
+def count_unreadable(directory: Path, damaged: list[Path], caplog: pytest.LogCaptureFixture) -> int:
+    """Check that damage is harmless or reported, and return how many checkpoints have become unreadable."""
+    errors: dict[int, CheckpointError] = {}
     for steps in (10, 20):
         try:
-            assert same(Checkpoint(folder / f"{steps:012d}").state(), state_of(steps))
+            assert identical(Checkpoint(directory / f"{steps:012d}").state(), state_at(steps))
         except CheckpointError as error:
-            bad[steps] = error
-    for error in bad.values():
+            errors[steps] = error
+    for error in errors.values():
         assert any(str(path) in str(error) for path in damaged), error
         assert len(error.reason) > 10
     caplog.clear()
-    checkpoints = Checkpoints(folder)
-    if len(bad) == 2:
+    checkpoints = Checkpoints(directory)
+    if len(errors) == 2:
         with pytest.raises(CheckpointError):
-            checkpoints.newest_good()
+            checkpoints.newest_readable()
         return 2
-    found, state = checkpoints.newest_good()
-    assert same(state, state_of(found.steps))
-    assert found.steps == (10 if 20 in bad else 20)
-    assert [record.levelname for record in caplog.records] == ["WARNING"] * (20 in bad)
-    assert 20 not in bad or any(str(path) in caplog.text for path in damaged)
-    return len(bad)
+    checkpoint, state = checkpoints.newest_readable()
+    assert identical(state, state_at(checkpoint.steps))
+    assert checkpoint.steps == (10 if 20 in errors else 20)
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * (20 in errors)
+    assert 20 not in errors or any(str(path) in caplog.text for path in damaged)
+    return len(errors)
 
 
 @contextlib.contextmanager
 def damage(*paths: Path) -> Iterator[list[bytes]]:
-    """Give the contents of files that are to be spoilt, and mend them afterwards."""
+    """Yield the contents of files that the caller will damage, and restore the files afterwards."""
     contents = [path.read_bytes() for path in paths]
     yield contents
     for path, content in zip(paths, contents, strict=True):
@@ -81,120 +81,123 @@ def damage(*paths: Path) -> Iterator[list[bytes]]:
         path.write_bytes(content)
 
 
-def test_truncations(two: Path, caplog: pytest.LogCaptureFixture) -> None:
-    chance, files = random.Random(1), files_of(two)
+def test_truncated_files_are_detected(two_checkpoints: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rng, files = random.Random(1), list_files(two_checkpoints)
     for number in range(64):
         path = files[number % len(files)]
         with damage(path) as (content,):
-            path.write_bytes(content[: chance.randrange(len(content))])
-            assert assert_found_out(two, [path], caplog) > 0
+            path.write_bytes(content[: rng.randrange(len(content))])
+            assert count_unreadable(two_checkpoints, [path], caplog) > 0
 
 
-def test_bit_flips(two: Path, caplog: pytest.LogCaptureFixture) -> None:
-    chance, files, found = random.Random(2), files_of(two), 0
+def test_bit_flips_are_detected(two_checkpoints: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rng, files, num_detected = random.Random(2), list_files(two_checkpoints), 0
     for number in range(200):
         path = files[number % len(files)]
         with damage(path) as (content,):
-            place = chance.randrange(8 * len(content))
-            spoilt = bytearray(content)
-            spoilt[place // 8] ^= 1 << place % 8
-            path.write_bytes(spoilt)
-            found += assert_found_out(two, [path], caplog) > 0
-    assert found >= 190  # in some places a bit means nothing
+            bit = rng.randrange(8 * len(content))
+            flipped = bytearray(content)
+            flipped[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(flipped)
+            num_detected += count_unreadable(two_checkpoints, [path], caplog) > 0
+    assert num_detected >= 190  # some bits have no meaning
 
 
-@pytest.mark.parametrize("how", ["deleted", "empty", "folder", "link", "pipe", "longer"])
-def test_files_that_are_no_more_what_they_were(two: Path, caplog: pytest.LogCaptureFixture, how: str) -> None:
-    elsewhere = two.parent / "elsewhere"
-    for path in files_of(two):
+@pytest.mark.parametrize("damage_kind", ["deleted", "empty", "directory", "link", "pipe", "longer"])
+def test_replaced_files_are_detected(two_checkpoints: Path, caplog: pytest.LogCaptureFixture, damage_kind: str) -> None:
+    outside = two_checkpoints.parent / "outside"
+    for path in list_files(two_checkpoints):
         with damage(path) as (content,):
             path.unlink()
-            if how == "empty":
+            if damage_kind == "empty":
                 path.touch()
-            elif how == "folder":
+            elif damage_kind == "directory":
                 path.mkdir()
-            elif how == "link":
-                elsewhere.write_bytes(content)
-                path.symlink_to(elsewhere)
-            elif how == "pipe":
+            elif damage_kind == "link":
+                outside.write_bytes(content)
+                path.symlink_to(outside)
+            elif damage_kind == "pipe":
                 os.mkfifo(path)
-            elif how == "longer":
+            elif damage_kind == "longer":
                 path.write_bytes(content + b"\0")
-            assert assert_found_out(two, [path], caplog) > 0
+            assert count_unreadable(two_checkpoints, [path], caplog) > 0
 
 
 @pytest.mark.parametrize("name", [".", "blocks", "000000000020"])
-def test_a_folder_that_is_a_link_is_refused(two: Path, name: str) -> None:
-    """What is removed from it would be removed from wherever it leads."""
-    elsewhere = two.parent / "elsewhere"
-    os.rename(two / name, elsewhere)
-    (two / name).symlink_to(elsewhere)
-    with pytest.raises(CheckpointError, match=rf"it is a link, to {elsewhere}"):
-        Checkpoints(two).find().state()
+def test_a_directory_that_is_a_symlink_is_refused(two_checkpoints: Path, name: str) -> None:
+    """Pruning would remove files from wherever the link leads."""
+    outside = two_checkpoints.parent / "outside"
+    os.rename(two_checkpoints / name, outside)
+    (two_checkpoints / name).symlink_to(outside)
+    with pytest.raises(CheckpointError, match=rf"it is a symbolic link to {outside}"):
+        Checkpoints(two_checkpoints).find().state()
     if name != "000000000020":
-        with pytest.raises(CheckpointError, match="it is a link"):
-            save(str(two), 30)
+        with pytest.raises(CheckpointError, match="it is a symbolic link"):
+            save(str(two_checkpoints), 30)
 
 
-def test_only_blocks_are_swept_away(two: Path) -> None:
-    (two / "blocks" / "thesis.npy").touch()
-    (two / "blocks" / ("0" * 64 + ".npy")).touch()
-    (two / "blocks" / "half.new").touch()
-    (two / "blocks" / "docs").mkdir()
-    (two / "blocks" / "docs" / "thesis.txt").touch()
-    save(str(two), 30)
-    left = {path.name for path in (two / "blocks").iterdir()}
-    needed = {name for one in Checkpoints(two).all() for names in one.manifest["blocks"].values() for name in names}
-    assert left == {"thesis.npy", "docs", *(f"{name}.npy" for name in needed)}
-    assert (two / "blocks" / "docs" / "thesis.txt").exists()
+def test_only_blocks_are_removed_as_unreferenced(two_checkpoints: Path) -> None:
+    (two_checkpoints / "blocks" / "thesis.npy").touch()
+    (two_checkpoints / "blocks" / ("0" * 64 + ".npy")).touch()
+    (two_checkpoints / "blocks" / "half.new").touch()
+    (two_checkpoints / "blocks" / "docs").mkdir()
+    (two_checkpoints / "blocks" / "docs" / "thesis.txt").touch()
+    save(str(two_checkpoints), 30)
+    left = {path.name for path in (two_checkpoints / "blocks").iterdir()}
+    manifests = [checkpoint.manifest for checkpoint in Checkpoints(two_checkpoints).all()]
+    referenced = {name for manifest in manifests for names in manifest["blocks"].values() for name in names}
+    assert left == {"thesis.npy", "docs", *(f"{name}.npy" for name in referenced)}
+    assert (two_checkpoints / "blocks" / "docs" / "thesis.txt").exists()
 
 
-def test_a_file_that_is_written_aside_goes_nowhere_else(two: Path) -> None:
-    precious = two.parent / "precious"
+def test_a_temporary_file_does_not_follow_a_symlink(two_checkpoints: Path) -> None:
+    precious = two_checkpoints.parent / "precious"
     precious.write_text("precious")
-    before = {path.name for path in (two / "blocks").iterdir()}
-    save(str(two), 30)
-    (name,) = list({path.name for path in (two / "blocks").iterdir()} - before)[:1]
-    (two / "blocks" / name).unlink()
-    put_at = (two / "blocks" / name).with_suffix(".new")
-    put_at.symlink_to(precious)
-    files.put(put_at, b"new")
-    assert (precious.read_text(), put_at.read_bytes(), put_at.is_symlink()) == ("precious", b"new", False)
+    before = {path.name for path in (two_checkpoints / "blocks").iterdir()}
+    save(str(two_checkpoints), 30)
+    (name,) = list({path.name for path in (two_checkpoints / "blocks").iterdir()} - before)[:1]
+    (two_checkpoints / "blocks" / name).unlink()
+    temporary = (two_checkpoints / "blocks" / name).with_suffix(".new")
+    temporary.symlink_to(precious)
+    files.write_file(temporary, b"new")
+    assert (precious.read_text(), temporary.read_bytes(), temporary.is_symlink()) == ("precious", b"new", False)
 
 
-def test_a_state_that_no_memory_holds_is_corrupt(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none_left(*_: Any) -> Any:
+def test_running_out_of_memory_is_a_checkpoint_error(two_checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_memory(*_: Any) -> Any:
         raise MemoryError
 
     for name in ("decode", "load_tensors"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"raceway.checkpoints.store.{name}", none_left)
+            patch.setattr(f"raceway.checkpoints.store.{name}", out_of_memory)
             with pytest.raises(CheckpointError, match="cannot be read"):
-                Checkpoints(two).find().state()
+                Checkpoints(two_checkpoints).find().state()
 
 
-def test_files_that_are_swapped(two: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for one, other in itertools.combinations(files_of(two), 2):
-        with damage(one, other) as contents:
-            one.write_bytes(contents[1])
-            other.write_bytes(contents[0])
-            assert assert_found_out(two, [one, other], caplog) > 0
+def test_swapped_files_are_detected(two_checkpoints: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for first, second in itertools.combinations(list_files(two_checkpoints), 2):
+        with damage(first, second) as contents:
+            first.write_bytes(contents[1])
+            second.write_bytes(contents[0])
+            assert count_unreadable(two_checkpoints, [first, second], caplog) > 0
 
 
-@pytest.mark.parametrize("what", ["file", "nothing"])
-def test_something_else_in_the_place_of_a_checkpoint(two: Path, caplog: pytest.LogCaptureFixture, what: str) -> None:
-    shutil.rmtree(two / "000000000020")
-    if what == "file":
-        (two / "000000000020").write_text("no checkpoint")
+@pytest.mark.parametrize("replacement", ["file", "empty directory"])
+def test_a_checkpoint_replaced_by_something_else(
+    two_checkpoints: Path, caplog: pytest.LogCaptureFixture, replacement: str
+) -> None:
+    shutil.rmtree(two_checkpoints / "000000000020")
+    if replacement == "file":
+        (two_checkpoints / "000000000020").write_text("no checkpoint")
     else:
-        (two / "000000000020").mkdir()
-    assert assert_found_out(two, [two / "000000000020"], caplog) == 1
-    save(str(two), 20)
-    assert same(Checkpoints(two).newest_good()[1], state_of(20))
+        (two_checkpoints / "000000000020").mkdir()
+    assert count_unreadable(two_checkpoints, [two_checkpoints / "000000000020"], caplog) == 1
+    save(str(two_checkpoints), 20)
+    assert identical(Checkpoints(two_checkpoints).newest_readable()[1], state_at(20))
 
 
-def told(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Change what a manifest says, with the hash that belongs to it."""
+def forge_manifest(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change the body of a manifest, and its hash to match."""
     body = json.loads((path / "manifest.json").read_text())["body"]
     changed = change(body)
     body = body if changed is None else changed
@@ -202,22 +205,22 @@ def told(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     (path / "manifest.json").write_text(json.dumps({"body": body, "sha256": sha256}))
 
 
-def replaced(path: Path, name: str, content: bytes) -> None:
-    """Replace a file of a checkpoint, and have the manifest vouch for it."""
+def forge_file(path: Path, name: str, content: bytes) -> None:
+    """Replace a file of a checkpoint, and its size and hash in the manifest to match."""
     (path / name).write_bytes(content)
-    about = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    told(path, lambda body: body["files"].update({name: about}))
+    entry = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    forge_manifest(path, lambda body: body["files"].update({name: entry}))
 
 
-def test_a_future_schema(two: Path, caplog: pytest.LogCaptureFixture) -> None:
-    latest = Checkpoints(two).find()
-    told(latest.path, lambda body: {"schema": SCHEMA + 1, "state_of_the_art": "quite another form"})
+def test_a_newer_schema_is_refused(two_checkpoints: Path, caplog: pytest.LogCaptureFixture) -> None:
+    latest = Checkpoints(two_checkpoints).find()
+    forge_manifest(latest.path, lambda body: {"schema": SCHEMA + 1, "state_of_the_art": "quite another form"})
     with pytest.raises(CheckpointError, match=rf"schema {SCHEMA + 1}.*Upgrade"):
-        Checkpoints(two).find()
-    assert assert_found_out(two, [latest.path / "manifest.json"], caplog) == 1
+        Checkpoints(two_checkpoints).find()
+    assert count_unreadable(two_checkpoints, [latest.path / "manifest.json"], caplog) == 1
     assert "Upgrade" in caplog.text
-    save(str(two), 15)
-    assert latest.path.exists()  # whoever upgrades wants it
+    save(str(two_checkpoints), 15)
+    assert latest.path.exists()  # kept for after an upgrade
 
 
 @pytest.mark.parametrize(
@@ -233,36 +236,38 @@ def test_a_future_schema(two: Path, caplog: pytest.LogCaptureFixture) -> None:
         lambda body: body.update(blocks={}),
     ],
 )  # fmt: skip
-def test_a_manifest_that_makes_no_sense(two: Path, caplog: pytest.LogCaptureFixture, change: Any) -> None:
-    path = two / "000000000020"
-    told(path, change)
-    assert assert_found_out(two, [path / "manifest.json", path / "state.json"], caplog) == 1
+def test_a_malformed_manifest_is_detected(two_checkpoints: Path, caplog: pytest.LogCaptureFixture, change: Any) -> None:
+    path = two_checkpoints / "000000000020"
+    forge_manifest(path, change)
+    assert count_unreadable(two_checkpoints, [path / "manifest.json", path / "state.json"], caplog) == 1
 
 
 OPENED: list[str] | None = None
 
 
-def _watch(event: str, arguments: tuple[Any, ...]) -> None:
-    if event == "open" and OPENED is not None and not isinstance(arguments[0], int):  # an int was opened before
+def _record_opened(event: str, arguments: tuple[Any, ...]) -> None:
+    if (
+        event == "open" and OPENED is not None and not isinstance(arguments[0], int)
+    ):  # an int is a descriptor that is open already
         OPENED.append(str(arguments[0]))
 
 
-sys.addaudithook(_watch)
+sys.addaudithook(_record_opened)
 
 
 @contextlib.contextmanager
-def opened() -> Iterator[list[str]]:
-    """Give the names of files that are opened meanwhile."""
+def opened_files() -> Iterator[list[str]]:
+    """Yield a list that collects the names of the files opened inside the context."""
     global OPENED
-    OPENED = made = []
+    OPENED = names = []
     try:
-        yield made
+        yield names
     finally:
         OPENED = None
 
 
 class Canary:
-    """When it is unpickled, there is a file."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = str(path)
@@ -271,33 +276,33 @@ class Canary:
         return open, (self.path, "w")
 
 
-def test_the_canary_sings(tmp_path: Path) -> None:
+def test_the_canary_works(tmp_path: Path) -> None:
     pickle.loads(pickle.dumps(Canary(tmp_path / "canary"))).close()
     assert (tmp_path / "canary").exists()
 
 
-def test_a_pickle_in_the_place_of_every_file(two: Path, caplog: pytest.LogCaptureFixture) -> None:
-    canary = two.parent / "canary"
+def test_pickles_in_place_of_any_file_are_not_loaded(two_checkpoints: Path, caplog: pytest.LogCaptureFixture) -> None:
+    canary = two_checkpoints.parent / "canary"
     objects = io.BytesIO()
     np.save(objects, np.array([Canary(canary)], object), allow_pickle=True)
-    for path in files_of(two):
+    for path in list_files(two_checkpoints):
         for content in (pickle.dumps(Canary(canary)), objects.getvalue()):
             with damage(path), damage(path.parent / "manifest.json") if path.parent.name[0] == "0" else damage():
                 if path.name in ("state.json", "state.safetensors", "policy.safetensors"):
-                    replaced(path.parent, path.name, content)
+                    forge_file(path.parent, path.name, content)
                 else:
                     path.write_bytes(content)
-                assert assert_found_out(two, [path], caplog) > 0
+                assert count_unreadable(two_checkpoints, [path], caplog) > 0
     assert not canary.exists()
 
 
-def test_objects_in_a_block_that_the_manifest_vouches_for(two: Path) -> None:
-    canary, path = two.parent / "canary", two / "000000000020"
+def test_pickled_objects_in_a_block_are_not_loaded(two_checkpoints: Path) -> None:
+    canary, path = two_checkpoints.parent / "canary", two_checkpoints / "000000000020"
     objects = io.BytesIO()
     np.save(objects, np.array([Canary(canary)], object), allow_pickle=True)
     name = hashlib.sha256(objects.getvalue()).hexdigest()
-    (two / "blocks" / f"{name}.npy").write_bytes(objects.getvalue())
-    told(path, lambda body: body.update(blocks={"state/replay": [name]}))
+    (two_checkpoints / "blocks" / f"{name}.npy").write_bytes(objects.getvalue())
+    forge_manifest(path, lambda body: body.update(blocks={"state/replay": [name]}))
     with pytest.raises(CheckpointError, match=name):
         Checkpoint(path).state()
     assert not canary.exists()
@@ -311,12 +316,12 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
     [*(json.dumps(doc).encode() for doc in HOSTILE), b"", b"{", b"\xff", b"1" * 5000, DEEP],
     ids=lambda content: content[:50].decode(errors="replace"),
 )
-def test_states_that_nobody_saved(two: Path, content: bytes) -> None:
-    path = two / "000000000020"
-    replaced(path, "state.json", content)
-    with opened() as names, pytest.raises(CheckpointError, match=r"state\.json"):
+def test_malformed_states_are_refused(two_checkpoints: Path, content: bytes) -> None:
+    path = two_checkpoints / "000000000020"
+    forge_file(path, "state.json", content)
+    with opened_files() as names, pytest.raises(CheckpointError, match=r"state\.json"):
         Checkpoint(path).state()
-    assert all(name.startswith(str(two)) for name in names)
+    assert all(name.startswith(str(two_checkpoints)) for name in names)
     (path / "manifest.json").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"manifest\.json"):
         Checkpoint(path).state()
@@ -329,23 +334,23 @@ def test_states_that_nobody_saved(two: Path, content: bytes) -> None:
         f"{'a' * 64}\n", 3, None, ["a" * 64],
     ],
 )  # fmt: skip
-def test_nothing_outside_the_folder_is_read(two: Path, name: Any) -> None:
-    (two.parent / "outside.npy").write_bytes(next((two / "blocks").iterdir()).read_bytes())
-    path = two / "000000000020"
-    told(path, lambda body: body["files"].update({"../../outside.npy": body["files"]["state.json"]}))
-    with opened() as names:
+def test_no_file_outside_the_directory_is_read(two_checkpoints: Path, name: Any) -> None:
+    (two_checkpoints.parent / "outside.npy").write_bytes(next((two_checkpoints / "blocks").iterdir()).read_bytes())
+    path = two_checkpoints / "000000000020"
+    forge_manifest(path, lambda body: body["files"].update({"../../outside.npy": body["files"]["state.json"]}))
+    with opened_files() as names:
         Checkpoint(path).state()
-        told(path, lambda body: body.update(blocks={"state/replay": [name]}))
+        forge_manifest(path, lambda body: body.update(blocks={"state/replay": [name]}))
         with pytest.raises(CheckpointError, match=r"manifest\.json"):
             Checkpoint(path).state()
-        Checkpoints(two).newest_good()
-        save(str(two), 30)
+        Checkpoints(two_checkpoints).newest_readable()
+        save(str(two_checkpoints), 30)
     assert names
-    assert all(one.startswith(str(two)) for one in names)
-    assert (two.parent / "outside.npy").exists()
+    assert all(name.startswith(str(two_checkpoints)) for name in names)
+    assert (two_checkpoints.parent / "outside.npy").exists()
 
 
-def tensors(header: Any, length: int | None = None) -> bytes:
+def safetensors_file(header: Any, length: int | None = None) -> bytes:
     text = json.dumps(header).encode()
     return (len(text) if length is None else length).to_bytes(8, "little") + text + bytes(8)
 
@@ -356,35 +361,36 @@ TERA = 1 << 42
 @pytest.mark.parametrize(
     "content",
     [
-        tensors({"x": {"dtype": "F32", "shape": [TERA], "data_offsets": [0, 4 * TERA]}}),
-        tensors({"x": {"dtype": "F32", "shape": [TERA], "data_offsets": [0, 8]}}),
-        tensors({"x": {"dtype": "F32", "shape": [2**62, 2**62], "data_offsets": [0, 8]}}),
-        tensors({"x": {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}}),
-        tensors({"x": {"dtype": "BF16", "shape": [4], "data_offsets": [0, 8]}}),
-        tensors({"x": {"dtype": "object", "shape": [1], "data_offsets": [0, 8]}}),
-        tensors({"x": 3}), tensors([]), tensors({}, TERA), tensors({}, 2**64 - 1), b"",
+        safetensors_file({"x": {"dtype": "F32", "shape": [TERA], "data_offsets": [0, 4 * TERA]}}),
+        safetensors_file({"x": {"dtype": "F32", "shape": [TERA], "data_offsets": [0, 8]}}),
+        safetensors_file({"x": {"dtype": "F32", "shape": [2**62, 2**62], "data_offsets": [0, 8]}}),
+        safetensors_file({"x": {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}}),
+        safetensors_file({"x": {"dtype": "BF16", "shape": [4], "data_offsets": [0, 8]}}),
+        safetensors_file({"x": {"dtype": "object", "shape": [1], "data_offsets": [0, 8]}}),
+        safetensors_file({"x": 3}), safetensors_file([]), safetensors_file({}, TERA), safetensors_file({}, 2**64 - 1),
+        b"",
     ],
 )  # fmt: skip
-def test_tensors_that_claim_too_much(two: Path, content: bytes) -> None:
-    path = two / "000000000020"
+def test_tensors_with_false_sizes_are_refused(two_checkpoints: Path, content: bytes) -> None:
+    path = two_checkpoints / "000000000020"
     for name in ("state.safetensors", "policy.safetensors"):
         with damage(path / name, path / "manifest.json"):
-            replaced(path, name, content)
-            assert_refused_without_memory(path, name)
+            forge_file(path, name, content)
+            assert_refused_without_allocating(path, name)
 
 
 @pytest.mark.parametrize("shape", [f"({TERA},)", f"({TERA}, {TERA})", "(0, 3)", "(-1,)", "(9" + "9" * 5000 + ",)", "("])
 @pytest.mark.parametrize("descr", ["<f8", "|O", "<f5", "<M8[x]", "|V1000000000000"])
-def test_blocks_that_claim_too_much(two: Path, shape: str, descr: str) -> None:
+def test_blocks_with_false_sizes_are_refused(two_checkpoints: Path, shape: str, descr: str) -> None:
     text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
     content = b"\x93NUMPY\x01\x00" + (len(text) % 65536).to_bytes(2, "little") + text + bytes(8)
-    path = Checkpoint(two / "000000000020")
-    name = path.manifest["blocks"]["state/replay"][0]
-    (two / "blocks" / f"{name}.npy").write_bytes(content)
-    assert_refused_without_memory(path.path, name)
+    checkpoint = Checkpoint(two_checkpoints / "000000000020")
+    name = checkpoint.manifest["blocks"]["state/replay"][0]
+    (two_checkpoints / "blocks" / f"{name}.npy").write_bytes(content)
+    assert_refused_without_allocating(checkpoint.path, name)
 
 
-def assert_refused_without_memory(path: Path, name: str) -> None:
+def assert_refused_without_allocating(path: Path, name: str) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(CheckpointError, match=re.escape(name)):
@@ -394,16 +400,16 @@ def assert_refused_without_memory(path: Path, name: str) -> None:
         tracemalloc.stop()
 
 
-def test_a_size_that_the_manifest_claims_is_not_allocated(two: Path) -> None:
-    path = two / "000000000020"
-    told(path, lambda body: body["files"]["state.json"].update(size=TERA))
-    assert_refused_without_memory(path, "state.json")
+def test_a_false_size_in_the_manifest_is_not_allocated(two_checkpoints: Path) -> None:
+    path = two_checkpoints / "000000000020"
+    forge_manifest(path, lambda body: body["files"]["state.json"].update(size=TERA))
+    assert_refused_without_allocating(path, "state.json")
 
 
-def test_blocks_that_do_not_fit_together(two: Path) -> None:
-    path = two / "000000000020"
-    store = blocks.Blocks(two / "blocks")
+def test_blocks_of_different_shapes_are_refused(two_checkpoints: Path) -> None:
+    path = two_checkpoints / "000000000020"
+    store = blocks.BlockStore(two_checkpoints / "blocks")
     names = [name for array in (np.zeros(2), np.zeros((2, 2)), np.zeros(2, "f4")) for name in store.put(array)]
-    told(path, lambda body: body.update(blocks={"state/replay": names}))
+    forge_manifest(path, lambda body: body.update(blocks={"state/replay": names}))
     with pytest.raises(CheckpointError, match="fit together"):
         Checkpoint(path).state()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import raceway.ops  # noqa: F401 - registers the records of training
-from raceway.checkpoints.encoding import decode, differences, digest, encode, hash_of
+from raceway.checkpoints.encoding import decode, differences, encode, hash_array, hash_state
 from raceway.errors import ConfigError
 from raceway.flow import Envelope, Source
 from raceway.ops import TrainStats
@@ -36,42 +36,43 @@ DTYPES = [
 ]
 
 
-def again(value: Any) -> Any:
-    """Return a value as it comes back, by way of the text of a file."""
+def round_trip(value: Any) -> Any:
+    """Return a value encoded, written as JSON text, and decoded again."""
     doc, arrays = encode(value)
     return decode(json.loads(json.dumps(doc)), arrays)
 
 
-def same(one: Any, other: Any) -> bool:
-    """Whether two values are the same to the bit, with all their types."""
-    if type(one) is not type(other):
+def identical(left: Any, right: Any) -> bool:
+    """Whether two values are bit-identical, including all their types."""
+    if type(left) is not type(right):
         return False
-    if isinstance(one, np.ndarray):
-        return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
-    if isinstance(one, np.random.Generator):
-        return same(one.bit_generator.state, other.bit_generator.state)
-    if isinstance(one, np.generic):
-        return one.dtype == other.dtype and one.tobytes() == other.tobytes()
-    if isinstance(one, TrainStats):
-        return same(vars(one), vars(other))
-    if isinstance(one, dict):
-        return len(one) == len(other) and all(map(same, sorted(one.items(), key=repr), sorted(other.items(), key=repr)))
-    if isinstance(one, deque) and one.maxlen != other.maxlen:
+    if isinstance(left, np.ndarray):
+        return (left.dtype, left.shape, left.tobytes()) == (right.dtype, right.shape, right.tobytes())
+    if isinstance(left, np.random.Generator):
+        return identical(left.bit_generator.state, right.bit_generator.state)
+    if isinstance(left, np.generic):
+        return left.dtype == right.dtype and left.tobytes() == right.tobytes()
+    if isinstance(left, TrainStats):
+        return identical(vars(left), vars(right))
+    if isinstance(left, dict):
+        pairs = sorted(left.items(), key=repr), sorted(right.items(), key=repr)
+        return len(left) == len(right) and all(map(identical, *pairs))
+    if isinstance(left, deque) and left.maxlen != right.maxlen:
         return False
-    if isinstance(one, (list, tuple, deque)):
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, float):
-        return repr(one) == repr(other)
-    return bool(one == other)
+    if isinstance(left, (list, tuple, deque)):
+        return len(left) == len(right) and all(map(identical, left, right))
+    if isinstance(left, float):
+        return repr(left) == repr(right)
+    return bool(left == right)
 
 
-def digest_of(value: Any) -> str:
+def hash_of_state(value: Any) -> str:
     doc, arrays = encode(value)
-    return digest(doc, {name: hash_of(array) for name, array in arrays.items()})
+    return hash_state(doc, {name: hash_array(array) for name, array in arrays.items()})
 
 
 numbers = st.integers() | st.integers(-(10**400), 10**400) | st.floats() | st.fractions()
-plain = st.none() | st.booleans() | numbers | st.text(max_size=5) | st.binary(max_size=5)
+leaves = st.none() | st.booleans() | numbers | st.text(max_size=5) | st.binary(max_size=5)
 arrays = st.builds(
     lambda dtype, shape, seed: np.random.default_rng(seed).integers(0, 2, shape).astype(dtype),
     st.sampled_from(DTYPES), st.lists(st.integers(0, 3), max_size=3), st.integers(0, 9),
@@ -85,7 +86,7 @@ names = st.sampled_from(["a", "b", "a/b", "$", "$x", "v", "wall", ""]) | st.text
 keys = st.integers() | st.text(max_size=3) | st.booleans() | st.tuples(st.integers(), st.text(max_size=2))
 
 
-def larger(parts: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+def containers(parts: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     several = st.lists(parts, max_size=4)
     return (
         several | several.map(tuple)
@@ -99,13 +100,13 @@ def larger(parts: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     )  # fmt: skip
 
 
-trees = st.recursive(plain | arrays | scalars | generators, larger, max_leaves=12)
+trees = st.recursive(leaves | arrays | scalars | generators, containers, max_leaves=12)
 
 
 @settings(max_examples=300, deadline=None)
 @given(trees)
-def test_any_tree_comes_back(tree: Any) -> None:
-    assert same(tree, again(tree))
+def test_any_tree_survives_a_round_trip(tree: Any) -> None:
+    assert identical(tree, round_trip(tree))
 
 
 ENVELOPE = Envelope((Source(1, "rollouts-1"),), 3, None, 10.0, 11.5, parts=(Envelope((), 0, 1, 1.0, 2.0),))
@@ -124,29 +125,29 @@ ENVELOPE = Envelope((Source(1, "rollouts-1"),), 3, None, 10.0, 11.5, parts=(Enve
     ],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
-def test_it_comes_back(value: Any) -> None:
-    assert same(value, again(value))
+def test_special_values_survive_a_round_trip(value: Any) -> None:
+    assert identical(value, round_trip(value))
 
 
-def test_arrays_that_are_not_in_a_row_come_back() -> None:
+def test_non_contiguous_arrays_survive_a_round_trip() -> None:
     array = np.arange(24.0).reshape(4, 6)
-    for one in (array[::2], array[:, 1:3], array.T, array[::-1], np.asfortranarray(array)):
-        assert same(np.array(one), np.array(again({"x": one})["x"]))
-        assert hash_of(one) == hash_of(one.copy())
+    for view in (array[::2], array[:, 1:3], array.T, array[::-1], np.asfortranarray(array)):
+        assert identical(np.array(view), np.array(round_trip({"x": view})["x"]))
+        assert hash_array(view) == hash_array(view.copy())
 
 
-def test_keys_with_strokes_do_not_share_an_array() -> None:
+def test_keys_with_slashes_do_not_share_an_array() -> None:
     tree = {"a/b": np.zeros(2), "a": {"b": np.ones(2)}, "a/b#2": np.full(2, 2.0)}
-    assert same(tree, again(tree))
+    assert identical(tree, round_trip(tree))
 
 
 @pytest.mark.parametrize("bits", [np.random.PCG64, np.random.MT19937, np.random.Philox])
-def test_a_generator_goes_on_where_it_was(bits: Any) -> None:
+def test_a_generator_continues_its_sequence(bits: Any) -> None:
     random = np.random.Generator(bits(7))
-    random.integers(0, 9, 3, np.uint8)  # leaves a part of a number over
-    other = again(random)
-    assert random.random(1000).tobytes() == other.random(1000).tobytes()
-    assert random.normal(size=9).tobytes() == other.normal(size=9).tobytes()
+    random.integers(0, 9, 3, np.uint8)  # leaves part of a number in its buffer
+    restored = round_trip(random)
+    assert random.random(1000).tobytes() == restored.random(1000).tobytes()
+    assert random.normal(size=9).tobytes() == restored.normal(size=9).tobytes()
 
 
 class Unknown:
@@ -165,7 +166,7 @@ Impostor = type("Envelope", (tuple,), {})
     ],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
-def test_what_cannot_be_saved_is_named(value: Any) -> None:
+def test_a_value_that_cannot_be_saved_is_named_by_its_path(value: Any) -> None:
     with pytest.raises(ConfigError, match=r"^state/learner/v/1/of "):
         encode({"learner": (0, {"of": value})})
 
@@ -174,11 +175,11 @@ STATS = TrainStats(3, np.arange(2.0), np.arange(2), {"loss": 0.5}, {"train": 0.1
 STATE = {"flow": [ENVELOPE, STATS], "wall": {"began": 3.0, "laps": np.arange(3)}, 5: {"wall": 1, 2: 3}}
 
 
-def test_wall_times_and_worker_names_are_no_part_of_the_digest() -> None:
+def test_wall_clock_times_and_worker_names_do_not_change_the_hash() -> None:
     other_stats = TrainStats(3, np.arange(2.0), np.arange(2), {"loss": 0.5}, {"train": 9.0})
     named = Envelope((Source(1, "another"),), 3, None, 0.0, 0.5, parts=(Envelope((), 0, 1, 7.0, 8.0),))
     other = {"flow": [named, other_stats], "wall": {"began": 4.0, "laps": np.arange(9)}, 5: {"wall": 2, 2: 3}}
-    assert digest_of(STATE) == digest_of(other)
+    assert hash_of_state(STATE) == hash_of_state(other)
     assert not list(differences(encode(STATE)[0], encode(other)[0]))
 
 
@@ -189,41 +190,45 @@ def test_wall_times_and_worker_names_are_no_part_of_the_digest() -> None:
         ENVELOPE._replace(sources=(Source(2, "rollouts-1"),)), ENVELOPE._replace(parts=()),
     ],
 )  # fmt: skip
-def test_all_else_of_an_envelope_is(other: Envelope) -> None:
-    assert digest_of(ENVELOPE) != digest_of(other)
+def test_every_other_field_of_an_envelope_changes_the_hash(other: Envelope) -> None:
+    assert hash_of_state(ENVELOPE) != hash_of_state(other)
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(plain | arrays | scalars, min_size=1, max_size=6), st.data())
-def test_any_other_leaf_changes_the_digest(leaves: list[Any], data: st.DataObject) -> None:
-    place = data.draw(st.integers(0, len(leaves) - 1))
-    changed = list(leaves)
-    changed[place] = data.draw(plain | arrays | scalars)
+@given(st.lists(leaves | arrays | scalars, min_size=1, max_size=6), st.data())
+def test_any_other_leaf_changes_the_hash(values: list[Any], data: st.DataObject) -> None:
+    index = data.draw(st.integers(0, len(values) - 1))
+    changed = list(values)
+    changed[index] = data.draw(leaves | arrays | scalars)
 
     def tree(parts: list[Any]) -> Any:
         return {"learner": tuple(parts[::2]), "flow": [{"x": part, 1: part} for part in parts[1::2]]}
 
-    assert (digest_of(tree(leaves)) == digest_of(tree(changed))) == same(leaves, changed)
+    assert (hash_of_state(tree(values)) == hash_of_state(tree(changed))) == identical(values, changed)
 
 
-def test_one_bit_of_an_array_changes_the_digest() -> None:
+def test_one_bit_of_an_array_changes_the_hash() -> None:
     array = np.arange(6.0).reshape(2, 3)
-    seen = {digest_of({"x": array}), digest_of({"x": array.ravel()}), digest_of({"x": array.astype("f4")})}
-    for place in range(array.nbytes * 8):
+    hashes = {
+        hash_of_state({"x": array}),
+        hash_of_state({"x": array.ravel()}),
+        hash_of_state({"x": array.astype("f4")}),
+    }
+    for bit in range(array.nbytes * 8):
         raw = bytearray(array.tobytes())
-        raw[place // 8] ^= 1 << place % 8
-        seen.add(digest_of({"x": np.frombuffer(bytes(raw)).reshape(2, 3)}))
-    assert len(seen) == 3 + array.nbytes * 8
+        raw[bit // 8] ^= 1 << bit % 8
+        hashes.add(hash_of_state({"x": np.frombuffer(bytes(raw)).reshape(2, 3)}))
+    assert len(hashes) == 3 + array.nbytes * 8
 
 
-def test_the_order_of_a_set_is_no_part_of_it() -> None:
-    one, other = {"x", 8, 0, None, 2.5}, {2.5, None, 0, 8, "x"}
-    assert digest_of(one) == digest_of(other)
+def test_the_order_of_a_set_does_not_change_the_hash() -> None:
+    left, right = {"x", 8, 0, None, 2.5}, {2.5, None, 0, 8, "x"}
+    assert hash_of_state(left) == hash_of_state(right)
 
 
-def test_differences_say_where() -> None:
-    one, other = encode({"a": [1, {"b": 2}], "c": 3})[0], encode({"a": [1, {"b": 5}], "c": 3})[0]
-    assert list(differences(one, other)) == ["state/a/1/b: 2 and 5"]
+def test_differences_give_the_path() -> None:
+    left, right = encode({"a": [1, {"b": 2}], "c": 3})[0], encode({"a": [1, {"b": 5}], "c": 3})[0]
+    assert list(differences(left, right)) == ["state/a/1/b: 2 and 5"]
 
 
 HOSTILE: list[Any] = [
@@ -245,10 +250,10 @@ HOSTILE: list[Any] = [
     {"$": "record", "of": "Source", "v": [1, 2]}, {"$": "record", "of": "TrainStats", "v": {}},
     {"$": "record", "of": "RunningReturns", "v": 3}, {"$": "record"}, {"$": "record", "of": []},
 ]  # fmt: skip
-"""Documents that nobody has encoded. `test_checkpoint_faults.py` puts them into checkpoints."""
+"""Documents that `encode` never writes. `test_checkpoint_faults.py` puts them into checkpoints."""
 
 
 @pytest.mark.parametrize("doc", HOSTILE, ids=lambda doc: json.dumps(doc)[:60])
-def test_what_nobody_encoded_is_refused(doc: Any) -> None:
+def test_malformed_documents_are_refused(doc: Any) -> None:
     with pytest.raises((ArithmeticError, AttributeError, LookupError, TypeError, ValueError)):
         decode(doc, {})

@@ -1,4 +1,4 @@
-"""`raceway eval`: figures of a trained policy, and films of it."""
+"""`raceway eval`: the returns of a trained policy, and videos of it."""
 
 import io
 import json
@@ -16,11 +16,12 @@ from gymnasium import spaces
 from PIL import Image, ImageSequence
 
 from raceway import train
-from raceway.commands.eval import Progress, eval_run
+from raceway.commands import eval as eval_command
+from raceway.commands.progress import Progress
 from raceway.envs import EnvSettings
 from raceway.errors import ConfigError
 from raceway.loaded_policy import load
-from raceway.rollouts.video import Film, film_path
+from raceway.rollouts.video import VideoRecorder, check_video_path
 from tests.odd_envs import Odd
 
 
@@ -38,163 +39,166 @@ def odd_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def printed(capsys: pytest.CaptureFixture[str], *arguments: Any) -> dict[str, Any]:
-    """Return what `--json` prints."""
-    assert eval_run([*map(str, arguments), "--json"]) == 0
+def json_report(capsys: pytest.CaptureFixture[str], *arguments: Any) -> dict[str, Any]:
+    """Return the JSON object that `--json` prints."""
+    assert eval_command.run([*map(str, arguments), "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
-def pictures_of(film: Path, width: int, height: int, fps: int) -> np.ndarray:
-    """Return the pictures of a film, which must be of this size and as many a second."""
-    program = imageio_ffmpeg.get_ffmpeg_exe()
-    told = subprocess.run([program, "-i", film], capture_output=True, text=True).stderr
-    assert f", {width}x{height}" in told
-    assert f" {fps} fps," in told
-    how = ["-v", "error", "-i", str(film), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
-    content = subprocess.run([program, *how], capture_output=True, check=True).stdout
+def read_frames(video: Path, width: int, height: int, fps: int) -> np.ndarray:
+    """Return the frames of a video, which must have this size and rate."""
+    ffmpeg = imageio_ffmpeg.get_ffmpeg_exe()
+    description = subprocess.run([ffmpeg, "-i", video], capture_output=True, text=True).stderr
+    assert f", {width}x{height}" in description
+    assert f" {fps} fps," in description
+    options = ["-v", "error", "-i", str(video), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
+    content = subprocess.run([ffmpeg, *options], capture_output=True, check=True).stdout
     return np.frombuffer(content, np.uint8).reshape(-1, height, width, 3)
 
 
 @pytest.mark.parametrize("text", ["²", "-1", "1.5", "x"])
-def test_what_is_no_number_is_told(run: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_numbers_are_checked(run: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match=f"which must be best, latest, or a number of steps, not '{text}'"):
-        eval_run([str(run), f"--which={text}"])
+        eval_command.run([str(run), f"--which={text}"])
     for option in ("--episodes", "--seed"):
         with pytest.raises(SystemExit):
-            eval_run([str(run), f"{option}={text}"])
-        assert f"'{text}' is no whole number" in capsys.readouterr().err
+            eval_command.run([str(run), f"{option}={text}"])
+        assert f"'{text}' is not a whole number" in capsys.readouterr().err
 
 
-def test_figures(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = printed(capsys, run)
-    wanted = load(run).evaluate(20, seed=0)
-    assert found["returns"] == wanted.returns.tolist()
-    assert found["lengths"] == wanted.lengths.tolist()
-    assert found["mean_return"] == wanted.mean_return
-    assert found["std_return"] == wanted.std_return
-    assert (found["episodes"], found["algorithm"], found["env"]) == (20, "ppo", "CartPole-v1")
+def test_the_report_is_that_of_evaluate(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = json_report(capsys, run)
+    expected = load(run).evaluate(20, seed=0)
+    assert report["returns"] == expected.returns.tolist()
+    assert report["lengths"] == expected.lengths.tolist()
+    assert report["mean_return"] == expected.mean_return
+    assert report["std_return"] == expected.std_return
+    assert (report["episodes"], report["algorithm"], report["env"]) == (20, "ppo", "CartPole-v1")
 
 
 def test_options(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     policy = load(run, "latest")
-    wanted = policy.evaluate(4, seed=7, deterministic=False)
-    how = ["--episodes", 4, "--seed", 7, "--no-deterministic"]
-    assert printed(capsys, run, *how, "--which", "latest")["returns"] == wanted.returns.tolist()
-    assert printed(capsys, run, *how, "--which", policy.about["steps"])["returns"] == wanted.returns.tolist()
-    assert printed(capsys, run, *how, "--deterministic")["returns"] != wanted.returns.tolist()
+    expected = policy.evaluate(4, seed=7, deterministic=False).returns.tolist()
+    options = ["--episodes", 4, "--seed", 7, "--no-deterministic"]
+    assert json_report(capsys, run, *options, "--which", "latest")["returns"] == expected
+    assert json_report(capsys, run, *options, "--which", policy.about["steps"])["returns"] == expected
+    assert json_report(capsys, run, *options, "--deterministic")["returns"] != expected
 
 
-def test_what_is_said(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert eval_run([str(run), "--episodes", "3"]) == 0
-    said = capsys.readouterr()
-    wanted = load(run).evaluate(3)
-    assert said.out.startswith("ppo on CartPole-v1, after ")
-    assert f"  mean return  {wanted.mean_return:.2f} ± {wanted.std_return:.2f}, from " in said.out
-    assert f"  mean length  {wanted.mean_length:.1f}, from {wanted.lengths.min()} to" in said.out
-    assert said.err == ""  # it did not take long
+def test_printed_text(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert eval_command.run([str(run), "--episodes", "3"]) == 0
+    printed = capsys.readouterr()
+    expected = load(run).evaluate(3)
+    assert printed.out.startswith("ppo on CartPole-v1, after ")
+    assert f"  mean return  {expected.mean_return:.2f} ± {expected.std_return:.2f}, from " in printed.out
+    assert f"  mean length  {expected.mean_length:.1f}, from {expected.lengths.min()} to" in printed.out
+    assert printed.err == ""  # too short for a display of progress
 
 
-@pytest.mark.parametrize("live", [False, True])
-def test_long_work_shows_how_far_it_is(
-    run: Path, tmp_path: Path, live: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_progress_is_displayed(
+    run: Path, tmp_path: Path, is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In one line of a terminal, or in a line of a log now and then."""
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: live, raising=False)
-    monkeypatch.setattr(Progress, "EVERY", (0.0, 0.0))
-    assert eval_run([str(run), "--episodes", "3", "--video", str(tmp_path / "film.gif")]) == 0
-    said = capsys.readouterr().err
-    begin, end = ("\r\x1b[K", "") if live else ("", "\n")
-    assert f"{begin}  3 of 3 episodes{end}" in said
-    assert f"{begin}  7 pictures{end}" in said
-    assert said.endswith("\r\x1b[K" if live else " pictures\n")
+    """In one line of a terminal, or as lines of a log."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal, raising=False)
+    monkeypatch.setattr(Progress, "INTERVALS", (0.0, 0.0))
+    assert eval_command.run([str(run), "--episodes", "3", "--video", str(tmp_path / "video.gif")]) == 0
+    progress = capsys.readouterr().err
+    begin, end = ("\r\x1b[K", "") if is_terminal else ("", "\n")
+    assert f"{begin}  3 of 3 episodes{end}" in progress
+    assert f"{begin}  7 frames{end}" in progress
+    assert progress.endswith("\r\x1b[K" if is_terminal else " frames\n")
 
 
 def test_a_log_is_not_filled_with_progress() -> None:
     stream, now = io.StringIO(), 0.0
     with Progress("of 9 episodes", stream, lambda: now) as progress:
-        for done in range(9):
-            progress(done)
+        for count in range(9):
+            progress(count)
             now += 4.0
     assert stream.getvalue() == "  3 of 9 episodes\n  6 of 9 episodes\n"
 
 
-def test_an_environment_is_not_imported_unasked(odd_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_module_of_an_environment_is_not_imported_without_trust(
+    odd_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(ConfigError, match="--env"):
-        eval_run([str(odd_run), "--episodes", "2"])
-    trusted = printed(capsys, odd_run, "--episodes", 2, "--trust")
+        eval_command.run([str(odd_run), "--episodes", "2"])
+    trusted = json_report(capsys, odd_run, "--episodes", 2, "--trust")
     assert trusted["lengths"] == [8, 8]
-    assert printed(capsys, odd_run, "--episodes", 2, "--env", "tests.odd_envs:Odd-v0")["returns"] == trusted["returns"]
+    named = json_report(capsys, odd_run, "--episodes", 2, "--env", "tests.odd_envs:Odd-v0")
+    assert named["returns"] == trusted["returns"]
 
 
-def test_a_film(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    film = tmp_path / "film.mp4"
-    before = dict(os.environ)
-    found = printed(capsys, run, "--episodes", 2, "--video", film, "--video-episodes", 2)
-    assert dict(os.environ) == before
-    assert found["video"] == str(film)
-    assert len(found["video_returns"]) == 2
-    pictures = pictures_of(film, 600, 400, 50)  # as CartPole says
-    assert len(pictures) == sum(found["video_returns"]) + 2  # of every step, and of every beginning
-    assert 100 < np.mean(pictures[0]) < 255  # the cart and the pole on white
-    assert not np.array_equal(pictures[0], pictures[5])
-    assert [file.name for file in tmp_path.iterdir()] == ["film.mp4"]
+def test_an_mp4(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    video = tmp_path / "video.mp4"
+    environment = dict(os.environ)
+    report = json_report(capsys, run, "--episodes", 2, "--video", video, "--video-episodes", 2)
+    assert dict(os.environ) == environment
+    assert report["video"] == str(video)
+    assert len(report["video_returns"]) == 2
+    frames = read_frames(video, 600, 400, 50)  # from CartPole's metadata
+    assert len(frames) == sum(report["video_returns"]) + 2  # one per step, and one per reset
+    assert 100 < np.mean(frames[0]) < 255  # the cart and the pole on white
+    assert not np.array_equal(frames[0], frames[5])
+    assert [file.name for file in tmp_path.iterdir()] == ["video.mp4"]
 
 
 def test_a_gif(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    film = tmp_path / "film.gif"
-    assert eval_run([str(run), "--episodes", "2", "--video", str(film)]) == 0
-    said = capsys.readouterr().out.splitlines()[-1]
-    assert said.startswith(f"Video saved to {film}: return ")
-    num_pictures = float(said.rpartition(" ")[2]) + 1
-    with Image.open(film) as gif:
+    video = tmp_path / "video.gif"
+    assert eval_command.run([str(run), "--episodes", "2", "--video", str(video)]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith(f"Video saved to {video}: return ")
+    num_frames = float(line.rpartition(" ")[2]) + 1
+    with Image.open(video) as gif:
         assert gif.size == (600, 400)
-        shown = [picture.info["duration"] for picture in ImageSequence.Iterator(gif)]
-    assert len(shown) > 5
-    assert sum(shown) == 20 * num_pictures  # at CartPole's 50 a second; the same picture twice is one
+        durations = [frame.info["duration"] for frame in ImageSequence.Iterator(gif)]
+    assert len(durations) > 5
+    assert sum(durations) == 20 * num_frames  # at CartPole's 50 frames per second; equal frames are merged
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
-        (["--video", "film.avi"], r"ends in .mp4 or .gif, not as 'film.avi'"),
-        (["--video", "gone/film.mp4"], "there is no folder gone"),
-        (["--video-episodes", "2"], "Give --video FILE too"),
+        (["--video", "video.avi"], r"must end in .mp4 or .gif, not 'video.avi'"),
+        (["--video", "gone/video.mp4"], "there is no directory gone"),
+        (["--video-episodes", "2"], "Add --video FILE"),
         (["--which", "bset"], "best, latest, or a number of steps"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_played(
-    run: Path, arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+def test_mistakes_are_errors_before_the_evaluation(
+    run: Path, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raceway.loaded_policy.evaluate", lambda *_, **__: pytest.fail("it was played"))
-    with pytest.raises(ConfigError, match=said):
-        eval_run([str(run), *arguments])
+    monkeypatch.setattr("raceway.loaded_policy.evaluate", lambda *_, **__: pytest.fail("it was evaluated"))
+    with pytest.raises(ConfigError, match=message):
+        eval_command.run([str(run), *arguments])
 
 
-def test_an_environment_that_cannot_render_says_so(
+def test_an_environment_that_cannot_render_is_an_error(
     odd_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raceway.loaded_policy.evaluate", lambda *_, **__: pytest.fail("it was played"))
-    with pytest.raises(ConfigError, match=r"Odd-v0 cannot be filmed: it has no rgb_array among its render modes, \[\]"):
-        eval_run([str(odd_run), "--trust", "--video", str(tmp_path / "film.mp4")])
+    monkeypatch.setattr("raceway.loaded_policy.evaluate", lambda *_, **__: pytest.fail("it was evaluated"))
+    with pytest.raises(ConfigError, match=r"Odd-v0 cannot be recorded: rgb_array is not one of its render modes, \[\]"):
+        eval_command.run([str(odd_run), "--trust", "--video", str(tmp_path / "video.mp4")])
 
 
 @pytest.mark.parametrize("arguments", [["--episodes", "0"], ["--seed", "-1"], ["--video-episodes", "x"]])
-def test_numbers_are_checked(run: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_counts_have_a_minimum(run: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        eval_run([str(run), *arguments])
+        eval_command.run([str(run), *arguments])
     assert stop.value.code == 2
-    assert "is no whole number from" in capsys.readouterr().err
+    assert "is not a whole number of at least" in capsys.readouterr().err
 
 
-class Drawn(Odd):
-    """Draws a grey that gets lighter, 5 by 7, in games of two lives; or fails to."""
+class Rendered(Odd):
+    """Renders 5 by 7 pixels of grey that get lighter, in games of two lives; or fails to, as `fault` says."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
-    tells_scores = True
+    reports_scores = True
 
-    def __init__(self, render_mode: str | None = None, wrong: str = "") -> None:
+    def __init__(self, render_mode: str | None = None, fault: str = "") -> None:
         super().__init__()
-        self.render_mode, self.wrong, self.steps = render_mode, wrong, 0
+        self.render_mode, self.fault, self.steps = render_mode, fault, 0
 
     def step(self, action: Any) -> Any:
         self.steps += 1
@@ -203,63 +207,63 @@ class Drawn(Odd):
         return obs, reward, terminated, truncated, {"episode": {"r": 99.0}} if game_over else info
 
     def render(self) -> Any:
-        if self.wrong == "raises":
+        if self.fault == "raises":
             raise OSError("no screen")
-        kind = np.float32 if self.wrong == "kind" else np.uint8
-        return np.full((5, 7, 3), 10 * self.now, kind)
+        dtype = np.float32 if self.fault == "dtype" else np.uint8
+        return np.full((5, 7, 3), 10 * self.now, dtype)
 
 
-class First:
-    """Chooses 0, and keeps what it is asked."""
+class ConstantPolicy:
+    """Always takes action 0, and counts the calls."""
 
     def __init__(self) -> None:
-        self.resets, self.asked = 0, 0
+        self.num_resets, self.num_actions = 0, 0
 
     def reset(self) -> None:
-        self.resets += 1
+        self.num_resets += 1
 
     def act(self, obs: Any, deterministic: bool, seed: int | None = None) -> int:
-        self.asked += 1
+        self.num_actions += 1
         return 0
 
 
-def test_a_film_of_a_game_goes_on_after_a_life(tmp_path: Path) -> None:
-    acting: Any = First()
-    path = film_path(tmp_path / "odd.mp4")
-    with Film(EnvSettings(Drawn)) as film:
-        assert film.fps == 10.0
-        film.shoot(acting, path, 1, seed=0, deterministic=True)
-    assert film.returns == [99.0]
-    assert acting.asked == 16
-    pictures = pictures_of(path, 8, 6, 10)  # the codec takes even numbers only
-    assert len(pictures) == 17
-    assert pictures[0].mean() < pictures[4].mean() < pictures[8].mean()
+def test_a_video_of_a_game_continues_after_a_life(tmp_path: Path) -> None:
+    policy: Any = ConstantPolicy()
+    path = check_video_path(tmp_path / "odd.mp4")
+    with VideoRecorder(EnvSettings(Rendered)) as recorder:
+        assert recorder.fps == 10.0
+        recorder.record(policy, path, 1, seed=0, deterministic=True)
+    assert recorder.returns == [99.0]
+    assert policy.num_actions == 16
+    frames = read_frames(path, 8, 6, 10)  # the codec needs even sizes
+    assert len(frames) == 17
+    assert frames[0].mean() < frames[4].mean() < frames[8].mean()
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
-    [("raises", "Drawn cannot render here: OSError: no screen"), ("kind", r"rendered float32\(5, 7, 3\)")],
+    ("fault", "message"),
+    [("raises", "Rendered cannot render here: OSError: no screen"), ("dtype", r"rendered float32\(5, 7, 3\)")],
 )
-def test_what_is_no_picture_is_told(wrong: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said), Film(EnvSettings(Drawn, {"wrong": wrong})):
+def test_an_invalid_frame_is_an_error(fault: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message), VideoRecorder(EnvSettings(Rendered, {"fault": fault})):
         pytest.fail("it was opened")
 
 
-def test_a_film_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    class Failing(First):
+def test_a_failed_recording_leaves_no_file(tmp_path: Path) -> None:
+    class FailingPolicy(ConstantPolicy):
         def act(self, obs: Any, deterministic: bool, seed: int | None = None) -> int:
-            if self.asked == 3:
+            if self.num_actions == 3:
                 raise RuntimeError("no more")
             return super().act(obs, deterministic, seed)
 
-    acting: Any = Failing()
-    with Film(EnvSettings(Drawn)) as film, pytest.raises(RuntimeError, match="no more"):
-        film.shoot(acting, tmp_path / "odd.mp4", 1, seed=0, deterministic=True)
+    policy: Any = FailingPolicy()
+    with VideoRecorder(EnvSettings(Rendered)) as recorder, pytest.raises(RuntimeError, match="no more"):
+        recorder.record(policy, tmp_path / "odd.mp4", 1, seed=0, deterministic=True)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_film_of_a_task() -> None:
-    given: list[float] = []
+def test_every_episode_of_a_video_has_its_own_task() -> None:
+    tasks: list[float] = []
 
     class Tasks(Odd):
         metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
@@ -272,14 +276,14 @@ def test_a_film_of_a_task() -> None:
             return np.random.default_rng(seed).random(num)
 
         def set_task(self, task: Any) -> None:
-            given.append(float(task))
+            tasks.append(float(task))
 
         def render(self) -> Any:
             return np.zeros((2, 2, 3), np.uint8)
 
-    with Film(EnvSettings(Tasks)) as film:
-        assert film.fps == 30.0
-        pictures = list(film._pictures(First(), 2, 0, True))  # type: ignore[arg-type]
-    assert len(pictures) == 18
-    assert len(set(given)) == 2
-    assert isinstance(film.env, gym.Env)
+    with VideoRecorder(EnvSettings(Tasks)) as recorder:
+        assert recorder.fps == 30.0
+        frames = list(recorder._frames(ConstantPolicy(), 2, 0, True))  # type: ignore[arg-type]
+    assert len(frames) == 18
+    assert len(set(tasks)) == 2
+    assert isinstance(recorder.env, gym.Env)

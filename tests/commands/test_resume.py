@@ -1,4 +1,4 @@
-"""`raceway resume` of runs that somebody else made, or that are not what they were."""
+"""`raceway resume` of runs from elsewhere, and of runs whose files have changed."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from raceway.agents import make_policy
 from raceway.checkpoints.store import Checkpoints
 from raceway.cli import main
 from raceway.errors import CheckpointError, ConfigError
-from raceway.runs.resume import start_of
+from raceway.runs.resume import prepare_resume
 from raceway.training.train import resume, train
 from tests.test_loaded_policy import changed
 
@@ -21,8 +21,8 @@ from tests.test_loaded_policy import changed
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runs") / "run"
-    some: dict[str, Any] = {"num_envs": 4, "num_shards": 2, "hidden": (8,), "engine": "inline", "iterations": 2}
-    train("a2c", env="cartpole", run_dir=str(path), **some)
+    settings: dict[str, Any] = {"num_envs": 4, "num_shards": 2, "hidden": (8,), "engine": "inline", "iterations": 2}
+    train("a2c", env="cartpole", run_dir=str(path), **settings)
     return path
 
 
@@ -35,7 +35,7 @@ def cart() -> gymnasium.Env:
     return gymnasium.make("CartPole-v1")
 
 
-def test_a_run_can_go_on_with_a_function_and_then_again(run: Path) -> None:
+def test_a_function_as_environment_is_passed_to_every_resume(run: Path) -> None:
     assert resume(run, env=cart, iterations=3).summary["env"] == "cart"
     with pytest.raises(ConfigError, match=r"the env of this run is a function, 'cart'. Give it again: env=..."):
         resume(run, iterations=4)
@@ -43,14 +43,14 @@ def test_a_run_can_go_on_with_a_function_and_then_again(run: Path) -> None:
     assert resume(run, env="cartpole", iterations=5).summary["iterations"] == 5
 
 
-def test_a_cluster_is_not_connected_to_unasked(run: Path) -> None:
+def test_a_cluster_is_not_connected_to_without_trust(run: Path) -> None:
     changed(run, "config.engine", "ray")
     changed(run, "config.address", "ray://elsewhere:10001")
     with pytest.raises(ConfigError, match=r"cluster at 'ray://elsewhere:10001'. .*--address.*--trust \(trust=True\)"):
-        start_of(run, None, {})
-    assert start_of(run, None, {"address": "ray://mine:1"})[1].address == "ray://mine:1"
-    assert start_of(run, None, {}, trust=True)[1].address == "ray://elsewhere:10001"
-    assert start_of(run, None, {"engine": "inline"})[1].address is None
+        prepare_resume(run, None, {})
+    assert prepare_resume(run, None, {"address": "ray://mine:1"})[1].address == "ray://mine:1"
+    assert prepare_resume(run, None, {}, trust=True)[1].address == "ray://elsewhere:10001"
+    assert prepare_resume(run, None, {"engine": "inline"})[1].address is None
 
 
 @pytest.mark.parametrize("value", [None, 2.5, "x", [1], {}])
@@ -60,14 +60,14 @@ def test_a_cluster_is_not_connected_to_unasked(run: Path) -> None:
      "config.seed", "config.iterations", "config.num_envs", "config.env_kwargs", "config.engine", "config.vector",
      "config.device", "env.name", "importable", "importable.env_kwargs", "policy", "spaces", "spaces.observation"],
 )  # fmt: skip
-def test_a_config_that_makes_no_sense_is_told(run: Path, where: str, value: Any) -> None:
-    """Some changes mean nothing, and it goes on."""
+def test_an_invalid_config_is_an_error_without_a_traceback(run: Path, where: str, value: Any) -> None:
+    """Some changes have no effect, and the run is resumed."""
     changed(run, where, value)
     assert main(["resume", str(run), "--iterations", "2"]) in (0, 1)
 
 
 @pytest.mark.parametrize("hidden", [[10**9], [10**5, 10**5]])
-def test_a_network_that_no_memory_holds_is_refused(run: Path, hidden: list[int]) -> None:
+def test_a_network_too_large_for_memory_is_refused(run: Path, hidden: list[int]) -> None:
     changed(run, "config.hidden", hidden)
     with pytest.raises(ConfigError, match=r"hidden layers have the widths .*, and by its policy \[8\]"):
         resume(run)
@@ -76,8 +76,8 @@ def test_a_network_that_no_memory_holds_is_refused(run: Path, hidden: list[int])
         resume(run)
 
 
-def test_weights_must_fit(run: Path) -> None:
-    _, _, start = start_of(run, None, {})
+def test_weights_must_fit_the_network(run: Path) -> None:
+    _, _, start = prepare_resume(run, None, {})
     start.check_fit(make_policy(*spaces_of(cart()), "mlp", (8,), kind="actor-critic"))
     with pytest.raises(ConfigError, match=r"do not fit the network: .*has shape \(8, 4\), not \(7, 4\)"):
         start.check_fit(make_policy(*spaces_of(cart()), "mlp", (7,), kind="actor-critic"))
@@ -87,23 +87,23 @@ def spaces_of(env: gymnasium.Env) -> Any:
     return env.observation_space, env.action_space
 
 
-def test_a_checkpoint_that_does_not_say_where_it_is_is_refused(run: Path) -> None:
+def test_a_checkpoint_without_its_iteration_is_refused(run: Path) -> None:
     path = Checkpoints(run / "checkpoints").find().path / "manifest.json"
     body = json.loads(path.read_text())["body"]
     del body["about"]["iterations"]
     sha256 = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
     path.write_text(json.dumps({"body": body, "sha256": sha256}))
-    with pytest.raises(CheckpointError, match="it cannot be gone on from: iterations is missing"):
+    with pytest.raises(CheckpointError, match="cannot resume from this checkpoint: iterations is missing"):
         resume(run)
 
 
-def test_a_torn_line_of_metrics_does_not_stop_it(run: Path) -> None:
+def test_a_torn_line_of_metrics_is_skipped(run: Path) -> None:
     lines = (run / "metrics.jsonl").read_text().splitlines()
     (run / "metrics.jsonl").write_text(f"{lines[0][:40]}{lines[0]}\n{lines[1]}\n" + "\0" * 50 + "\n")
     assert [row["time/iterations"] for row in resume(run, iterations=3).metrics] == [2, 3]
 
 
-def test_a_run_from_before_checkpoints_is_told(run: Path) -> None:
+def test_a_run_from_before_checkpoints_is_refused(run: Path) -> None:
     about = json.loads((run / "config.json").read_text())
     old = {"schema": 1} | {name: about[name] for name in ("algorithm", "config", "started")}
     (run / "config.json").write_text(json.dumps(old))

@@ -1,4 +1,4 @@
-"""The page of metrics has every name that an algorithm writes, and says of which algorithms it is."""
+"""docs/metrics.md lists every metric that an algorithm writes, and the algorithms that write it."""
 
 import dataclasses
 import re
@@ -16,38 +16,44 @@ SMALL = {
 }  # fmt: skip
 
 
-def names_on_the_page() -> dict[str, str]:
-    """Return the names, and whose they are."""
+def documented_metrics() -> dict[str, str]:
+    """Return the metrics on the page, each with the text in its last column."""
     lines = re.findall(r"^\| `([^`]+)` \| .+ \| ([^|]+) \|$", PAGE.read_text(), re.MULTILINE)
-    assert len(lines) == len(dict(lines)), "a name is there twice"
+    assert len(lines) == len(dict(lines)), "a metric is listed twice"
     return dict(lines)
 
 
-def is_of(algorithm: str, whose: str) -> bool:
-    if whose.startswith("all but "):
-        return algorithm not in whose.removeprefix("all but ").split(", ")
-    return whose.startswith(("all", "runs")) or algorithm in whose.split(", ")
+def is_written_by(algorithm: str, writers: str) -> bool:
+    if writers.startswith("all but "):
+        return algorithm not in writers.removeprefix("all but ").split(", ")
+    return writers.startswith(("all", "runs")) or algorithm in writers.split(", ")
 
 
 @pytest.mark.parametrize("name", algorithm_names())
-def test_every_name_that_is_written_is_on_the_page(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_metric_is_documented(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    found = find_algorithm(name)
-    known = {one.name for one in dataclasses.fields(found.config)}
-    small = {setting: value for setting, value in SMALL.items() if setting in known}
-    result = train(name, env=found.config.env, iterations=12, engine="inline", **small)
+    config = find_algorithm(name).config
+    fields = {field.name for field in dataclasses.fields(config)}
+    small = {setting: value for setting, value in SMALL.items() if setting in fields}
+    result = train(name, env=config.env, iterations=12, engine="inline", **small)
     written = {key for row in result.metrics for key in row} - {"returns"}
-    page = names_on_the_page()
-    assert "train/loss" in written, "it was too short to train"
-    assert written - page.keys() == set()
-    assert {key for key in written if not is_of(name, page[key])} == set()
+    documented = documented_metrics()
+    assert "train/loss" in written, "the run was too short for a gradient step"
+    assert written - documented.keys() == set()
+    assert {key for key in written if not is_written_by(name, documented[key])} == set()
 
 
-def test_names_of_evaluations_failures_and_saving_are_on_the_page() -> None:
-    wanted = {"eval/mean_reward", "eval/std_reward", "eval/mean_ep_length", "rollout/env_failures", "time/save_seconds"}
-    assert wanted <= names_on_the_page().keys()
+def test_metrics_of_evaluations_failures_and_checkpoints_are_documented() -> None:
+    expected = {
+        "eval/mean_reward",
+        "eval/std_reward",
+        "eval/mean_ep_length",
+        "rollout/env_failures",
+        "time/save_seconds",
+    }
+    assert expected <= documented_metrics().keys()
 
 
-def test_names_are_in_their_groups() -> None:
-    groups = [name.split("/")[0] for name in names_on_the_page()]
+def test_metrics_are_listed_by_group() -> None:
+    groups = [name.split("/")[0] for name in documented_metrics()]
     assert groups == sorted(groups, key=["time", "rollout", "train", "eval"].index)

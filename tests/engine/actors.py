@@ -12,7 +12,7 @@ import numpy as np
 
 
 class Box:
-    """Keeps what it is given and does what it is told."""
+    """Stores values, and has a method for each thing that a test needs."""
 
     def __init__(self, *values: Any) -> None:
         self.values = list(values)
@@ -68,7 +68,7 @@ class Box:
         return torch.get_num_threads(), int(os.environ["OMP_NUM_THREADS"])
 
     def cpu_of_matmul(self) -> float:
-        """Seconds of CPU for a second of wall time of matrix products: 1 for one thread."""
+        """Return the CPU time of matrix products per second of wall time: 1 for one thread."""
         a = np.ones((600, 600))
         begin, cpu = time.perf_counter(), time.process_time()
         while time.perf_counter() - begin < 0.5:
@@ -80,10 +80,10 @@ class Box:
 
 
 class Faulty(Box):
-    """Fails in every way there is."""
+    """Fails in every possible way."""
 
     def raises(self) -> None:
-        raise KeyError("what was asked for")
+        raise KeyError("missing")
 
     def raises_deep(self) -> None:
         def inner() -> None:
@@ -123,7 +123,7 @@ class Faulty(Box):
         os.kill(os.getpid(), signal.SIGSTOP)
 
     def stop_soon(self, num_bytes: int) -> np.ndarray:
-        """Send itself to a halt while it replies."""
+        """Stop the process while it replies."""
         threading.Timer(0.0005, lambda: os.kill(os.getpid(), signal.SIGSTOP)).start()
         return np.zeros(num_bytes, np.uint8)
 
@@ -167,16 +167,16 @@ class BadStart:
             time.sleep(600)
 
 
-class Lives:
-    """Counts its lives in a file."""
+class Reborn:
+    """Counts in a file how often it was constructed."""
 
     def __init__(self, path: str) -> None:
         with open(path, "a") as file:
             file.write("x")
-        self.life = os.path.getsize(path)
+        self.number = os.path.getsize(path)
 
     def which(self) -> int:
-        return self.life
+        return self.number
 
     def die(self) -> None:
         os._exit(1)

@@ -1,4 +1,4 @@
-"""The contract of the engines, point by point; the numbers are those of the design's table."""
+"""The contract of the engines, point by point. The numbers are those of the table in the design."""
 
 import os
 import signal
@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from raceway.engine import make_engine
-from raceway.engine._core import EngineCore
-from raceway.engine.base import Restarts
+from raceway.engine.base import Engine, Restarts
 from raceway.errors import (
     ActorDied,
     ActorStartError,
@@ -27,31 +26,31 @@ from raceway.errors import (
     WaitTimeout,
 )
 from tests.conftest import GENEROUS, eventually
-from tests.engine.actors import BadStart, Box, Faulty, Lives
+from tests.engine.actors import BadStart, Box, Faulty, Reborn
 from tests.engine.conftest import ALL, LOCAL, REMOTE, engines
 
 # 1 and 2: order within an actor, parallelism between actors.
 
 
-def test_calls_run_in_the_order_sent(engine: EngineCore) -> None:
+def test_calls_run_in_the_order_sent(engine: Engine) -> None:
     box = engine.spawn(Box)
     lengths = [box.call("add", number) for number in range(200)]
     assert [length.result(GENEROUS) for length in lengths] == list(range(1, 201))
     assert box.call("all").result(GENEROUS) == list(range(200))
 
 
-def test_calls_keep_their_order_whatever_they_carry(engine: EngineCore) -> None:
+def test_calls_keep_their_order_whatever_they_carry(engine: Engine) -> None:
     box = engine.spawn(Box)
     sent = [np.full(size, place) for place, size in enumerate([1, 200_000, 3, 50_000, 2, 400_000] * 3)]
     for array in sent:
         box.call("add", array)
-    got = box.call("all").result(GENEROUS)
-    assert [int(array[0]) for array in got] == list(range(len(sent)))
+    received = box.call("all").result(GENEROUS)
+    assert [int(array[0]) for array in received] == list(range(len(sent)))
 
 
 @engines(*REMOTE)
-def test_different_actors_run_at_the_same_time(engine: EngineCore, tmp_path: Path) -> None:
-    # Each waits for a sign of the other's, so one after the other would never end.
+def test_different_actors_run_at_the_same_time(engine: Engine, tmp_path: Path) -> None:
+    # Each waits for a file that the other creates, so running one after the other would never end.
     def meet(mine: str, other: str) -> bool:
         import os
         import time
@@ -71,43 +70,45 @@ def test_different_actors_run_at_the_same_time(engine: EngineCore, tmp_path: Pat
 # 3: one blocking wait.
 
 
-def test_wait_covers_calls_and_promises(engine: EngineCore) -> None:
+def test_wait_covers_calls_and_created_futures(engine: Engine) -> None:
     box = engine.spawn(Box)
-    promise = engine.promise()
+    future = engine.create_future()
     call = box.call("echo", 1)
-    done, pending = engine.wait([call, promise], count=1, timeout=GENEROUS)
+    done, pending = engine.wait([call, future], count=1, timeout=GENEROUS)
     assert done == [call]
-    assert pending == [promise]
-    threading.Timer(0.05, lambda: engine.keep(promise, "kept")).start()
-    done, pending = engine.wait([call, promise], timeout=GENEROUS)
-    assert (done, pending) == ([call, promise], [])
-    assert promise.result() == "kept"
+    assert pending == [future]
+    threading.Timer(0.05, lambda: engine.complete(future, "completed")).start()
+    done, pending = engine.wait([call, future], timeout=GENEROUS)
+    assert (done, pending) == ([call, future], [])
+    assert future.result() == "completed"
 
 
-def test_several_threads_wait_at_once(engine: EngineCore) -> None:
-    promises = [engine.promise() for _ in range(8)]
-    got: list[int] = []
-    threads = [threading.Thread(target=lambda p=p: got.append(p.result(GENEROUS))) for p in promises]
+def test_several_threads_wait_at_once(engine: Engine) -> None:
+    futures = [engine.create_future() for _ in range(8)]
+    results: list[int] = []
+    threads = [
+        threading.Thread(target=lambda future=future: results.append(future.result(GENEROUS))) for future in futures
+    ]
     for thread in threads:
         thread.start()
-    for number, promise in enumerate(promises):
-        engine.keep(promise, number)
+    for number, future in enumerate(futures):
+        engine.complete(future, number)
     for thread in threads:
         thread.join(GENEROUS)
-    assert sorted(got) == list(range(8))
+    assert sorted(results) == list(range(8))
 
 
 @engines(*REMOTE)
-def test_waiting_burns_no_time(engine: EngineCore) -> None:
+def test_waiting_uses_no_cpu_time(engine: Engine) -> None:
     box = engine.spawn(Box)
     box.call("echo", 1).result(GENEROUS)
     begin = time.process_time()
     box.call("sleep", 2.0).result(GENEROUS)
-    assert time.process_time() - begin < 1.0  # a driver that spins or polls takes about 2; Ray's own threads take some
+    assert time.process_time() - begin < 1.0  # a driver that polls uses about 2 s; Ray's own threads use some
 
 
 @engines(*REMOTE)
-def test_a_timeout_leaves_the_call_alone(engine: EngineCore) -> None:
+def test_a_timeout_does_not_end_the_call(engine: Engine) -> None:
     box = engine.spawn(Box)
     call = box.call("sleep", 0.5)
     with pytest.raises(WaitTimeout):
@@ -118,14 +119,14 @@ def test_a_timeout_leaves_the_call_alone(engine: EngineCore) -> None:
 
 
 @engines(*REMOTE)
-def test_results_come_in_while_the_driver_computes(engine: EngineCore) -> None:
+def test_results_arrive_while_the_driver_computes(engine: Engine) -> None:
     box = engine.spawn(Box)
     call = box.call("echo", 1)
     assert eventually(call.done)  # without ever waiting in the engine
 
 
 @engines(*REMOTE)
-def test_a_callback_does_not_wait_for_whoever_waits_for_another_call(engine: EngineCore) -> None:
+def test_a_callback_is_not_delayed_by_a_thread_that_waits_for_another_call(engine: Engine) -> None:
     slow, quick = engine.spawn(Box), engine.spawn(Box)
     engine.wait([slow.ready, quick.ready], timeout=GENEROUS)
     seen = []
@@ -137,30 +138,30 @@ def test_a_callback_does_not_wait_for_whoever_waits_for_another_call(engine: Eng
     assert seen == [False] * 3
 
 
-def test_a_callback_that_fails_harms_nobody(engine: EngineCore, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_callback_affects_nothing_else(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
     box = engine.spawn(Box)
     box.ready.result(GENEROUS)
-    promise = engine.promise()
-    promise.add_done_callback(lambda _: 1 / 0)
-    heard: list[object] = []
-    promise.add_done_callback(heard.append)
-    engine.keep(promise, 1)
+    future = engine.create_future()
+    future.add_done_callback(lambda _: 1 / 0)
+    notified: list[object] = []
+    future.add_done_callback(notified.append)
+    engine.complete(future, 1)
     calls = [box.call("echo", number) for number in range(20)]
     for call in calls:
         if not call.done():
             call.add_done_callback(lambda _: 1 / 0)
     assert [call.result(GENEROUS) for call in calls] == list(range(20))
-    assert heard == [promise]
+    assert notified == [future]
     assert "callback" in caplog.text
 
 
-def test_closing_ends_every_wait(engine: EngineCore) -> None:
-    promise = engine.promise()
+def test_closing_ends_every_wait(engine: Engine) -> None:
+    future = engine.create_future()
     caught: list[BaseException] = []
 
     def wait() -> None:
         try:
-            promise.result()
+            future.result()
         except EngineClosed as error:
             caught.append(error)
 
@@ -176,7 +177,7 @@ def test_closing_ends_every_wait(engine: EngineCore) -> None:
 # 4: errors.
 
 
-def test_an_exception_keeps_its_type_and_traceback(engine: EngineCore) -> None:
+def test_an_exception_keeps_its_type_and_traceback(engine: Engine) -> None:
     faulty = engine.spawn(Faulty, name="faulty")
     with pytest.raises(ValueError, match="deep inside") as caught:
         faulty.call("raises_deep").result(GENEROUS)
@@ -184,7 +185,7 @@ def test_an_exception_keeps_its_type_and_traceback(engine: EngineCore) -> None:
     assert isinstance(remote, RemoteError)
     assert (remote.actor, remote.method, remote.kind) == ("faulty", "raises_deep", "ValueError")
     assert "in inner" in remote.traceback
-    assert "_core.py" not in remote.traceback, "the engine's own frames"
+    assert "_core.py" not in remote.traceback, "it shows the engine's own frames"
     assert faulty.call("echo", 1).result(GENEROUS) == 1
 
 
@@ -197,29 +198,29 @@ def test_an_exception_keeps_its_type_and_traceback(engine: EngineCore) -> None:
         ("sys_exit", "SystemExit"),
     ],
 )
-def test_an_exception_that_cannot_travel_is_told_of(engine: EngineCore, method: str, kind: str) -> None:
+def test_an_exception_that_cannot_be_sent_is_described(engine: Engine, method: str, kind: str) -> None:
     faulty = engine.spawn(Faulty)
     with pytest.raises(RemoteError) as caught:
         faulty.call(method).result(GENEROUS)
     assert caught.value.kind == kind
     assert method in caught.value.traceback
-    assert faulty.call("echo", 1).result(GENEROUS) == 1, "the actor lives on"
+    assert faulty.call("echo", 1).result(GENEROUS) == 1, "the actor is dead"
 
 
-def test_an_unpicklable_result_names_the_attribute(engine: EngineCore) -> None:
+def test_an_unpicklable_result_names_the_attribute(engine: Engine) -> None:
     faulty = engine.spawn(Faulty)
     with pytest.raises(SerializationError, match=r"\['model'\]\.lock.*lock"):
         faulty.call("returns_unpicklable").result(GENEROUS)
 
 
-def test_an_unpicklable_argument_names_the_attribute(engine: EngineCore) -> None:
+def test_an_unpicklable_argument_names_the_attribute(engine: Engine) -> None:
     box = engine.spawn(Box)
     with pytest.raises(SerializationError, match=r"\['inside'\]\[1\].*lock"):
         box.call("echo", {"inside": [1, threading.Lock()]})
     assert box.call("echo", 1).result(GENEROUS) == 1
 
 
-def test_a_constructor_that_raises(engine: EngineCore) -> None:
+def test_a_constructor_that_raises(engine: Engine) -> None:
     bad = engine.spawn(BadStart, ("raise",), name="bad")
     with pytest.raises(ActorStartError, match=r"bad could not start.*the constructor failed") as caught:
         bad.call("anything").result(GENEROUS)
@@ -228,7 +229,7 @@ def test_a_constructor_that_raises(engine: EngineCore) -> None:
         bad.ready.result(GENEROUS)
 
 
-def test_an_unknown_method(engine: EngineCore) -> None:
+def test_an_unknown_method(engine: Engine) -> None:
     box = engine.spawn(Box)
     with pytest.raises(AttributeError, match="nothing_such"):
         box.call("nothing_such").result(GENEROUS)
@@ -238,7 +239,7 @@ def test_an_unknown_method(engine: EngineCore) -> None:
 
 
 @engines(*REMOTE)
-def test_a_dead_actor_fails_its_calls_and_no_others(engine: EngineCore) -> None:
+def test_a_dead_actor_fails_its_calls_and_no_others(engine: Engine) -> None:
     victim, bystander = engine.spawn(Faulty), engine.spawn(Box)
     pid = victim.call("pid").result(GENEROUS)
     other = bystander.call("sleep", 0.3)
@@ -258,7 +259,7 @@ def test_a_dead_actor_fails_its_calls_and_no_others(engine: EngineCore) -> None:
     ("method", "reason"),
     [("kill", "SIGKILL"), ("segfault", "SIGSEGV"), ("os_exit", "exited with status 3")],
 )
-def test_death_is_named(engine: EngineCore, method: str, reason: str) -> None:
+def test_death_is_named(engine: Engine, method: str, reason: str) -> None:
     faulty = engine.spawn(Faulty, name="fragile")
     with pytest.raises(ActorDied, match=reason) as caught:
         faulty.call(method).result(GENEROUS)
@@ -266,7 +267,7 @@ def test_death_is_named(engine: EngineCore, method: str, reason: str) -> None:
 
 
 @engines(*LOCAL)
-def test_a_crash_tells_where(engine: EngineCore) -> None:
+def test_a_crash_shows_where(engine: Engine) -> None:
     faulty = engine.spawn(Faulty)
     with pytest.raises(ActorDied, match=r"(?s)Its last output.*in segfault"):
         faulty.call("segfault").result(GENEROUS)
@@ -274,7 +275,7 @@ def test_a_crash_tells_where(engine: EngineCore) -> None:
 
 @engines(*REMOTE)
 @pytest.mark.parametrize("hang", [("sleep", 600), ("hold_gil", 600), ("stop",)])
-def test_a_deadline_ends_an_actor_that_hangs(engine: EngineCore, hang: tuple) -> None:
+def test_a_deadline_kills_an_actor_that_hangs(engine: Engine, hang: tuple) -> None:
     faulty = engine.spawn(Faulty)
     faulty.ready.result(GENEROUS)
     pid = faulty.call("pid").result(GENEROUS)
@@ -293,7 +294,7 @@ def _runs(pid: int) -> bool:
 
 
 @engines(*REMOTE)
-def test_a_deadline_counts_from_the_start_of_execution(engine: EngineCore) -> None:
+def test_a_deadline_counts_from_the_start_of_execution(engine: Engine) -> None:
     box = engine.spawn(Box)
     box.ready.result(GENEROUS)
     first = box.call("sleep", 1.2)
@@ -303,7 +304,7 @@ def test_a_deadline_counts_from_the_start_of_execution(engine: EngineCore) -> No
 
 
 @engines(*REMOTE)
-def test_a_short_deadline_after_a_long_one(engine: EngineCore) -> None:
+def test_a_short_deadline_after_a_long_one(engine: Engine) -> None:
     box = engine.spawn(Box)
     box.ready.result(GENEROUS)
     assert engine.send(box, engine.message("sleep", (0.0,)), timeout=500).result(GENEROUS) == "slept"
@@ -315,8 +316,8 @@ def test_a_short_deadline_after_a_long_one(engine: EngineCore) -> None:
 
 
 @engines(*ALL)
-def test_a_restart_runs_the_constructor_again(engine: EngineCore, tmp_path: Path) -> None:
-    actor = engine.spawn(Lives, (str(tmp_path / "lives"),))
+def test_a_restart_runs_the_constructor_again(engine: Engine, tmp_path: Path) -> None:
+    actor = engine.spawn(Reborn, (str(tmp_path / "count"),))
     assert actor.call("which").result(GENEROUS) == 1
     engine.kill(actor)
     with pytest.raises(ActorDied):
@@ -327,7 +328,7 @@ def test_a_restart_runs_the_constructor_again(engine: EngineCore, tmp_path: Path
 
 
 @engines(*REMOTE)
-def test_results_of_an_earlier_life_are_discarded(engine: EngineCore) -> None:
+def test_results_of_an_earlier_incarnation_are_discarded(engine: Engine) -> None:
     box = engine.spawn(Box)
     box.ready.result(GENEROUS)
     old = box.call("sleep", 0.2)
@@ -338,7 +339,7 @@ def test_results_of_an_earlier_life_are_discarded(engine: EngineCore) -> None:
 
 
 @engines(*ALL)
-def test_calls_sent_before_a_restart_wait_for_it(engine: EngineCore) -> None:
+def test_calls_sent_before_a_restart_wait_for_it(engine: Engine) -> None:
     box = engine.spawn(Box, restarts=Restarts(budget=9, backoff=0.3))
     for _ in range(2):
         engine.restart(box)  # the second one has to wait
@@ -352,7 +353,7 @@ def test_calls_sent_before_a_restart_wait_for_it(engine: EngineCore) -> None:
         call.result(GENEROUS)
 
 
-def test_a_restart_does_not_follow_the_callers_array(engine: EngineCore) -> None:
+def test_a_restart_does_not_see_later_changes_of_an_argument(engine: Engine) -> None:
     arrays = np.zeros(100_000), np.zeros(10)
     box = engine.spawn(Box, arrays)
     box.ready.result(GENEROUS)
@@ -363,8 +364,8 @@ def test_a_restart_does_not_follow_the_callers_array(engine: EngineCore) -> None
 
 
 @engines(*ALL)
-def test_restarts_have_a_budget(engine: EngineCore, tmp_path: Path) -> None:
-    actor = engine.spawn(Lives, (str(tmp_path / "lives"),), restarts=Restarts(budget=2, backoff=0.01))
+def test_restarts_have_a_budget(engine: Engine, tmp_path: Path) -> None:
+    actor = engine.spawn(Reborn, (str(tmp_path / "count"),), restarts=Restarts(budget=2, backoff=0.01))
     for _ in range(2):
         engine.restart(actor).result(GENEROUS)
     with pytest.raises(RestartsExhausted, match="2 times within 60 s"):
@@ -374,20 +375,20 @@ def test_restarts_have_a_budget(engine: EngineCore, tmp_path: Path) -> None:
 def test_restarts_back_off() -> None:
     now = [100.0]
     with make_engine("inline", clock=lambda: now[0]) as engine:
-        box = engine.spawn(Box, restarts=Restarts(budget=9, backoff=1.0, backoff_most=3.0))
+        box = engine.spawn(Box, restarts=Restarts(budget=9, backoff=1.0, max_backoff=3.0))
         waits = []
         for _ in range(5):
             ready = engine.restart(box)
             begin = now[0]
             while not ready.done():
                 now[0] += 0.25
-                engine.wait([engine.promise()], timeout=0.0)
+                engine.wait([engine.create_future()], timeout=0.0)
                 engine.wait([ready], timeout=0.001)
             waits.append(now[0] - begin)
         assert waits == [0, 1, 2, 3, 3]
 
 
-# 8: nothing is left (the leak fixture watches all tests; here the driver's violent end).
+# 8: nothing is left (the leak fixture checks that after every test; here the driver is killed).
 
 
 @pytest.mark.parametrize("engine_name", LOCAL)
@@ -409,9 +410,9 @@ if {busy!r} != "starting":
         actor.call("echo", stored).result()
         if {busy!r} != "idle":
             actor.call({busy!r}, *([600] if {busy!r} != "stop" else []))
-    print(engine._starter.process.pid, *pids, flush=True)
+    print(engine._processes.launcher.process.pid, *pids, flush=True)
 else:
-    print(engine._starter.process.pid, flush=True)
+    print(engine._processes.launcher.process.pid, flush=True)
 time.sleep(600)
 """
     )
@@ -429,7 +430,7 @@ time.sleep(600)
 
 
 def _group_members(group: int) -> list[int]:
-    found = []
+    members = []
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
@@ -438,8 +439,8 @@ def _group_members(group: int) -> list[int]:
             except OSError:
                 continue
             if int(fields[2]) == group and fields[0] != "Z":
-                found.append(int(name))
-    return found
+                members.append(int(name))
+    return members
 
 
 def _root() -> str:
@@ -447,10 +448,10 @@ def _root() -> str:
 
 
 @engines(*ALL)
-def test_close_fails_what_is_out(engine: EngineCore) -> None:
+def test_close_fails_outstanding_calls(engine: Engine) -> None:
     box = engine.spawn(Box)
     box.call("echo", 1).result(GENEROUS)
-    promise = engine.promise()
+    future = engine.create_future()
     call = box.call("sleep", 600) if engine.name != "inline" else None
     engine.close()
     if call is not None:
@@ -461,7 +462,7 @@ def test_close_fails_what_is_out(engine: EngineCore) -> None:
     with pytest.raises(EngineClosed):
         engine.put(1)
     engine.close()
-    assert not promise.done()
+    assert not future.done()
 
 
 # 9: Ctrl-C.
@@ -476,12 +477,12 @@ import signal
 import sys
 from raceway.engine import make_engine
 from tests.engine.actors import Box
-signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell without job control puts behind
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may start background jobs with it ignored
 try:
     with make_engine({engine_name!r}) as engine:
         actors = [engine.spawn(Box) for _ in range(2)]
         [actor.call("echo", 1).result() for actor in actors]
-        calls = [actor.call("sleep", 600) for actor in actors] if engine.name != "inline" else [engine.promise()]
+        calls = [actor.call("sleep", 600) for actor in actors] if engine.name != "inline" else [engine.create_future()]
         print("ready", flush=True)
         if engine.name == "inline":
             actors[0].call("sleep", 600)
@@ -514,13 +515,13 @@ except KeyboardInterrupt:
 
 
 @engines(*REMOTE)
-def test_one_compute_thread_a_worker(engine: EngineCore) -> None:
+def test_one_compute_thread_a_worker(engine: Engine) -> None:
     box = engine.spawn(Box)
     assert box.call("threads").result(GENEROUS * 2) == (1, 1)
 
 
 @engines(*REMOTE)
-def test_more_compute_threads_where_asked(engine: EngineCore) -> None:
+def test_more_compute_threads_on_request(engine: Engine) -> None:
     box = engine.spawn(Box, threads=2)
     assert box.call("threads").result(GENEROUS * 2) == (2, 2)
 
@@ -575,7 +576,7 @@ with make_engine("process" if name == "portable" else name, **options) as engine
 # 12: values.
 
 
-def test_arguments_and_results_are_values(engine: EngineCore) -> None:
+def test_arguments_and_results_are_values(engine: Engine) -> None:
     box = engine.spawn(Box)
     mine = {"list": [1, 2], "array": np.arange(100_000)}
     box.call("add", mine)
@@ -590,7 +591,7 @@ def test_arguments_and_results_are_values(engine: EngineCore) -> None:
     assert box.call("all").result(GENEROUS)[0]["list"] == [1, 2]
 
 
-def test_a_result_does_not_follow_the_actors_array(engine: EngineCore) -> None:
+def test_a_result_does_not_see_later_changes_of_the_actors_array(engine: Engine) -> None:
     class Writer:
         def __init__(self) -> None:
             self.buffer = np.zeros(100_000)
@@ -605,7 +606,7 @@ def test_a_result_does_not_follow_the_actors_array(engine: EngineCore) -> None:
 
 
 @pytest.mark.parametrize("size", [10, 1_000_000])
-def test_arrays_arrive_read_only(engine: EngineCore, size: int) -> None:
+def test_arrays_arrive_read_only(engine: Engine, size: int) -> None:
     box = engine.spawn(Box)
     array = np.arange(size)
     assert box.call("describe", array).result(GENEROUS) == ("ndarray", False, False)
@@ -617,7 +618,7 @@ def test_arrays_arrive_read_only(engine: EngineCore, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [10, 1_000_000])
-def test_tensors_arrive_private(engine: EngineCore, size: int) -> None:
+def test_tensors_arrive_private(engine: Engine, size: int) -> None:
     import torch
 
     box = engine.spawn(Box)
@@ -628,11 +629,11 @@ def test_tensors_arrive_private(engine: EngineCore, size: int) -> None:
     back[0] = 5  # writable
     ref = engine.put(tensor)
     assert torch.equal(box.call("scale_tensor", ref).result(GENEROUS), tensor * 2)
-    assert torch.equal(box.call("scale_tensor", ref).result(GENEROUS), tensor * 2), "each call has its own"
+    assert torch.equal(box.call("scale_tensor", ref).result(GENEROUS), tensor * 2), "calls share the tensor"
     assert torch.equal(ref.get(), tensor)
 
 
-def test_put_is_read_by_many(engine: EngineCore) -> None:
+def test_put_is_read_by_many(engine: Engine) -> None:
     weights = {"parts": [np.ones(300_000), np.ones((10, 10))]}
     ref = engine.put(weights)
     weights["parts"][0][:] = 7
@@ -643,7 +644,7 @@ def test_put_is_read_by_many(engine: EngineCore) -> None:
     assert boxes[0].call("echo", 1, second=ref).result(GENEROUS)[1]["second"]["parts"][1].sum() == 100.0
 
 
-def test_a_message_can_be_sent_to_many(engine: EngineCore) -> None:
+def test_a_message_can_be_sent_to_many(engine: Engine) -> None:
     message = engine.message("add", (np.ones(100_000),))
     boxes = [engine.spawn(Box) for _ in range(3)]
     calls = [engine.send(box, message) for box in boxes for _ in range(5)]
@@ -654,7 +655,7 @@ def test_a_message_can_be_sent_to_many(engine: EngineCore) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 100_000])
-def test_a_message_can_be_sent_again_and_again(engine: EngineCore, size: int) -> None:
+def test_a_message_can_be_sent_repeatedly(engine: Engine, size: int) -> None:
     box, ref = engine.spawn(Box), engine.put(np.full(size, 3.0))
     add, by_ref = engine.message("add", (np.full(size, 2.0),)), engine.message("add", (ref,))
     order = [add, add, by_ref, by_ref, add, add]
@@ -665,22 +666,22 @@ def test_a_message_can_be_sent_again_and_again(engine: EngineCore, size: int) ->
     assert [engine.send(box, add).result(GENEROUS) for _ in range(2)] == [1, 2]
 
 
-def test_what_nobody_refers_to_is_freed(engine: EngineCore) -> None:
+def test_values_without_references_are_freed(engine: Engine) -> None:
     box = engine.spawn(Box)
     ref = engine.put(np.ones(100_000))
     box.call("keep_ref", {"ref": ref}).result(GENEROUS)
     id = ref.id
     del ref
-    engine.put(0)  # which sweeps
+    engine.put(0)  # frees values without references
     assert id in engine._stored, "the actor still holds it"
     box.call("drop").result(GENEROUS)
-    for _ in range(3):  # the news of it may ride on the next reply
+    for _ in range(3):  # the release may travel with the next reply
         box.call("echo", 0).result(GENEROUS)
     assert eventually(lambda: (engine.put(0), id not in engine._stored)[1])
 
 
 @engines(*REMOTE)
-def test_the_dead_hold_nothing(engine: EngineCore) -> None:
+def test_references_of_dead_actors_do_not_count(engine: Engine) -> None:
     box = engine.spawn(Box)
     ref = engine.put(np.ones(100_000))
     box.call("keep_ref", {"ref": ref}).result(GENEROUS)
@@ -695,18 +696,18 @@ def test_the_dead_hold_nothing(engine: EngineCore) -> None:
 
 
 @engines(*REMOTE)
-def test_more_actors_than_cores(engine: EngineCore) -> None:
+def test_more_actors_than_cores(engine: Engine) -> None:
     boxes = [engine.spawn(Box) for _ in range(32)]
     assert sorted(box.call("echo", number).result(4 * GENEROUS) for number, box in enumerate(boxes)) == list(range(32))
 
 
-def test_fractions_of_cores(engine: EngineCore) -> None:
+def test_fractions_of_cores(engine: Engine) -> None:
     box = engine.spawn(Box, resources={"cpus": 0.5})
     assert box.call("echo", 1).result(GENEROUS) == 1
 
 
 @engines(*REMOTE)
-def test_resources_that_are_not_there(engine: EngineCore) -> None:
+def test_unavailable_resources(engine: Engine) -> None:
     with pytest.raises(ResourceError, match="gpus"):
         engine.spawn(Box, resources={"gpus": 64})
     with pytest.raises(ResourceError, match="unobtainium"):
@@ -714,12 +715,12 @@ def test_resources_that_are_not_there(engine: EngineCore) -> None:
 
 
 @pytest.mark.parametrize("bad", [{"cpus": -1}, {"cpus": "two"}, {"gpus": float("nan")}])
-def test_bad_resources(engine: EngineCore, bad: dict) -> None:
+def test_bad_resources(engine: Engine, bad: dict) -> None:
     with pytest.raises(ConfigError, match="resources"):
         engine.spawn(Box, resources=bad)
 
 
-def test_bad_names_of_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_names(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="Did you mean 'process'"):
         make_engine("proces")
     monkeypatch.setenv("RACEWAY_ENGINE", "rey")
@@ -729,6 +730,6 @@ def test_bad_names_of_engines(monkeypatch: pytest.MonkeyPatch) -> None:
         make_engine("process", shared_memry=1)
 
 
-def test_an_actor_of_another_engine_is_refused(engine: EngineCore) -> None:
+def test_an_actor_of_another_engine_is_refused(engine: Engine) -> None:
     with make_engine("inline") as other, pytest.raises(ConfigError, match="no actor of this engine"):
         engine.call(other.spawn(Box), "echo", 1)

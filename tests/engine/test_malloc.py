@@ -1,4 +1,4 @@
-"""Memory that was freed is kept, so that it need not be made again."""
+"""Freed memory is kept for reuse instead of being returned to the kernel."""
 
 import ctypes
 import mmap
@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from raceway.engine._core import EngineCore
+from raceway.engine.base import Engine
 from tests.conftest import GENEROUS
 from tests.engine.conftest import REMOTE, engines
 
 ROOT = Path(__file__).parents[2]
-SIZES = [3 << 20, 8 << 20, 20 << 20, 36 << 20]  # bytes; the last one is more than the C library promises to keep
+SIZES = [3 << 20, 8 << 20, 20 << 20, 36 << 20]  # bytes; the last one is larger than the blocks that glibc always keeps
 
 
-class Allocating:
-    """Takes memory as a step of training does: several blocks, written to, and freed again."""
+class Allocator:
+    """Uses memory as a training step does: allocates several blocks, writes to them and frees them."""
 
-    def faults(self) -> int:
-        """Return how many pages had to be made in ten steps, after two."""
-        ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: huge pages would be counted as one
+    def page_faults(self) -> int:
+        """Return the number of page faults in ten steps, after two steps of warm-up."""
+        ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: a huge page would count as one fault
         for step in range(12):
             if step == 2:
                 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -32,25 +32,25 @@ class Allocating:
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 
-PAGES = 10 * sum(SIZES) // mmap.PAGESIZE
+NUM_PAGES = 10 * sum(SIZES) // mmap.PAGESIZE
 
 
 @engines(*REMOTE)
-def test_workers_keep_what_they_free(engine: EngineCore) -> None:
-    assert engine.spawn(Allocating).call("faults").result(GENEROUS) < PAGES / 20
+def test_workers_keep_freed_memory(engine: Engine) -> None:
+    assert engine.spawn(Allocator).call("page_faults").result(GENEROUS) < NUM_PAGES / 20
 
 
-def faults_of_a_program(first: str, **environ: str) -> tuple[int, int]:
-    """Return pages made by allocating, and by what was done first, in a fresh process."""
+def page_faults_in_new_process(setup: str, **environ: str) -> tuple[int, int]:
+    """Return the page faults of an Allocator, and those of the setup before it, in a new process."""
     program = f"""
 import resource
 from raceway.engine.malloc import keep_freed_memory
-from tests.engine.test_malloc import Allocating
+from tests.engine.test_malloc import Allocator
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-{first}
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, Allocating().faults())
+{setup}
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, Allocator().page_faults())
 """
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
@@ -59,18 +59,18 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, Allocating().
         cwd=ROOT,
         env=os.environ | environ,
     )
-    first_pages, pages = map(int, done.stdout.split())
-    return pages, first_pages
+    setup_faults, faults = map(int, completed.stdout.split())
+    return faults, setup_faults
 
 
-def test_a_process_is_told_to_keep_what_it_frees() -> None:
-    kept, taken = faults_of_a_program("keep_freed_memory()")
-    assert 10 * kept < faults_of_a_program("")[0]
-    assert taken < 1000  # it reserves addresses, and takes none of the memory
+def test_a_process_keeps_freed_memory() -> None:
+    faults, setup_faults = page_faults_in_new_process("keep_freed_memory()")
+    assert 10 * faults < page_faults_in_new_process("")[0]
+    assert setup_faults < 1000, "it reserves addresses, not memory"
 
 
 @pytest.mark.parametrize(
     "environ", [{"MALLOC_TRIM_THRESHOLD_": "100000"}, {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=100000"}]
 )
-def test_what_the_user_told_the_c_library_holds(environ: dict[str, str]) -> None:
-    assert faults_of_a_program("keep_freed_memory()", **environ)[0] > PAGES / 2
+def test_settings_of_the_user_take_precedence(environ: dict[str, str]) -> None:
+    assert page_faults_in_new_process("keep_freed_memory()", **environ)[0] > NUM_PAGES / 2

@@ -1,4 +1,4 @@
-"""What the process engine must survive, and what it must not cost."""
+"""Failures that the process engine must survive, large amounts of work, and its use of shared memory."""
 
 import logging
 import os
@@ -35,15 +35,15 @@ MiB = 1 << 20
 
 @pytest.fixture
 def engine() -> Iterator[ProcessEngine]:
-    with ProcessEngine() as made:
-        yield made
+    with ProcessEngine() as engine:
+        yield engine
 
 
-def used(engine: ProcessEngine) -> int:
-    return int(engine._control.used.sum())
+def bytes_used(engine: ProcessEngine) -> int:
+    return int(engine._control.bytes_used.sum())
 
 
-# Kills.
+# Killed workers and other failures.
 
 
 def test_kills_at_random_instants(engine: ProcessEngine) -> None:
@@ -59,18 +59,18 @@ def test_kills_at_random_instants(engine: ProcessEngine) -> None:
         time.sleep(rng.random() * 0.01)
         os.kill(pid, signal.SIGKILL)
         outcomes = [call.exception(GENEROUS) for call in calls]
-        dead_from = next((place for place, error in enumerate(outcomes) if error), len(calls))
-        assert all(isinstance(error, ActorDied) for error in outcomes[dead_from:])
-        assert all(np.array_equal(call.result(), array) for call in calls[:dead_from])
+        num_returned = next((index for index, error in enumerate(outcomes) if error), len(calls))
+        assert all(isinstance(error, ActorDied) for error in outcomes[num_returned:])
+        assert all(np.array_equal(call.result(), array) for call in calls[:num_returned])
         np.testing.assert_array_equal(other.result(GENEROUS), array)
         assert eventually(lambda: not box.alive)
-        box.restarted_at.clear()  # this test is not about the budget
+        box.restarted_at.clear()  # this test is not about the restart budget
         engine.restart(box).result(GENEROUS)
     del calls, other
-    settled = used(engine)
+    before = bytes_used(engine)
     for _ in range(20):
         box.call("echo", array).result(GENEROUS)
-    assert used(engine) <= settled + 4 * MiB, "the slots that the dead had read are used again"
+    assert bytes_used(engine) <= before + 4 * MiB, "blocks that dead workers had read are reused"
 
 
 def test_kills_during_start(engine: ProcessEngine) -> None:
@@ -86,7 +86,7 @@ def test_kills_during_start(engine: ProcessEngine) -> None:
         assert error is None or isinstance(error, (ActorDied, ActorStartError))
 
 
-def test_a_constructor_that_dies_is_quoted(engine: ProcessEngine) -> None:
+def test_start_errors_quote_the_last_output(engine: ProcessEngine) -> None:
     bad = engine.spawn(BadStart, ("exit",))
     with pytest.raises(ActorStartError, match=r"(?s)exited with status 7 before it was ready.*last words"):
         bad.ready.result(GENEROUS)
@@ -96,27 +96,27 @@ def test_a_constructor_that_dies_is_quoted(engine: ProcessEngine) -> None:
         engine.spawn(BadStart, ("hang",), start_timeout=0.5).ready.result(GENEROUS)
 
 
-def test_a_worker_stopped_in_the_middle_of_a_message(engine: ProcessEngine) -> None:
+def test_a_worker_stopped_in_the_middle_of_a_message_does_not_block_the_driver(engine: ProcessEngine) -> None:
     for size in (300, 20 * MiB):
         victim, bystander = engine.spawn(Faulty), engine.spawn(Box)
         victim.ready.result(GENEROUS)
         calls = [engine.send(victim, engine.message("stop_soon", (size,)), timeout=1.0) for _ in range(50)]
-        assert bystander.call("echo", 1).result(GENEROUS) == 1, "the driver is not held up"
+        assert bystander.call("echo", 1).result(GENEROUS) == 1, "the driver is not blocked"
         assert any(isinstance(call.exception(GENEROUS), DeadlineExceeded) for call in calls)
 
 
-def test_the_launcher_can_die(engine: ProcessEngine) -> None:
+def test_the_engine_survives_the_death_of_its_launcher(engine: ProcessEngine) -> None:
     box = engine.spawn(Box)
     box.ready.result(GENEROUS)
     call = box.call("sleep", 600)
-    engine._starter.process.kill()
+    engine._processes.launcher.process.kill()
     with pytest.raises(ActorDied, match="launcher"):
         call.result(GENEROUS)
     engine.restart(box).result(GENEROUS)
     assert box.call("echo", 1).result(GENEROUS) == 1
 
 
-def test_a_forked_child_of_the_driver_keeps_nobody_alive(tmp_path: Path) -> None:
+def test_a_forked_child_of_the_driver_keeps_no_worker_alive(tmp_path: Path) -> None:
     script = tmp_path / "driver.py"
     script.write_text(
         """
@@ -149,7 +149,7 @@ time.sleep(600)
     os.killpg(driver.pid, signal.SIGKILL)
 
 
-def test_a_forked_child_leaves_the_engine_alone(engine: ProcessEngine) -> None:
+def test_closing_the_engine_in_a_forked_child_does_not_affect_the_parent(engine: ProcessEngine) -> None:
     box = engine.spawn(Box)
     box.ready.result(GENEROUS)
     child = os.fork()
@@ -174,7 +174,7 @@ def test_a_large_result_can_be_stored_and_passed_on(engine: ProcessEngine) -> No
 
 
 class Owner:
-    """An actor with actors of its own."""
+    """An actor with its own engine and actor."""
 
     def __init__(self) -> None:
         self.engine = ProcessEngine()
@@ -184,23 +184,23 @@ class Owner:
         return self.box.call("pid").result()
 
 
-def test_an_actor_may_own_an_engine(engine: ProcessEngine) -> None:
+def test_an_actor_can_have_its_own_engine(engine: ProcessEngine) -> None:
     owner = engine.spawn(Owner)
     inner = owner.call("inner_pid").result(GENEROUS)
     assert os.path.exists(f"/proc/{inner}")
     engine.kill(owner)
-    assert eventually(lambda: not os.path.exists(f"/proc/{inner}")), "it dies with its owner"
+    assert eventually(lambda: not os.path.exists(f"/proc/{inner}")), "the inner worker dies with its owner"
 
 
-def test_a_restart_for_which_there_is_no_room() -> None:
+def test_a_restart_without_enough_shared_memory_fails() -> None:
     with ProcessEngine(shared_memory=8 * MiB) as engine:
         box = engine.spawn(Box, (np.zeros(3 * MiB, np.uint8),))
         box.ready.result(GENEROUS)
-        held = [engine.put(np.zeros(1 * MiB, np.uint8)) for _ in range(4)]
+        refs = [engine.put(np.zeros(1 * MiB, np.uint8)) for _ in range(4)]
         engine.kill(box)
         while True:
             try:
-                held.append(engine.put(np.zeros(1 * MiB, np.uint8)))
+                refs.append(engine.put(np.zeros(1 * MiB, np.uint8)))
             except SharedMemoryError:
                 break
         with pytest.raises(ActorStartError, match="budget"):
@@ -209,24 +209,26 @@ def test_a_restart_for_which_there_is_no_room() -> None:
             box.call("echo", 1).result(GENEROUS)
         with pytest.raises(SharedMemoryError):
             engine.spawn(Box, (np.zeros(3 * MiB, np.uint8),))
-        held.clear()
+        refs.clear()
         engine.restart(box).result(GENEROUS)
         assert box.call("echo", 1).result(GENEROUS) == 1
 
 
-def test_a_working_folder_that_is_gone(engine: ProcessEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "gone"
-    folder.mkdir()
-    with monkeypatch.context() as here:
-        here.chdir(folder)
-        folder.rmdir()
+def test_spawn_fails_if_the_working_directory_was_deleted(
+    engine: ProcessEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "deleted"
+    directory.mkdir()
+    with monkeypatch.context() as patch:
+        patch.chdir(directory)
+        directory.rmdir()
         with pytest.raises(FileNotFoundError):
             engine.spawn(Box)
         os.chdir(tmp_path)
     assert engine.spawn(Box).call("echo", 1).result(GENEROUS) == 1
 
 
-def test_workers_for_which_there_are_no_files(engine: ProcessEngine) -> None:
+def test_spawn_fails_at_the_limit_of_open_files(engine: ProcessEngine) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 12, hard))
     boxes: list[Actor] = []
@@ -239,7 +241,7 @@ def test_workers_for_which_there_are_no_files(engine: ProcessEngine) -> None:
     assert [box.call("echo", 1).result(GENEROUS) for box in boxes] == [1] * len(boxes)
 
 
-# Amounts.
+# Large amounts.
 
 
 def test_a_large_result(engine: ProcessEngine) -> None:
@@ -249,7 +251,7 @@ def test_a_large_result(engine: ProcessEngine) -> None:
     assert not result[:: 10 * MiB].any()
 
 
-def test_large_values_that_are_no_arrays(engine: ProcessEngine) -> None:
+def test_large_values_other_than_arrays(engine: ProcessEngine) -> None:
     box = engine.spawn(Box)
     for value in (list(range(200_000)), b"x" * (20 * MiB), "y" * MiB):
         assert box.call("echo", value).result(GENEROUS) == value
@@ -268,12 +270,12 @@ def test_ten_thousand_calls_to_a_stopped_worker_do_not_block(engine: ProcessEngi
     calls = [faulty.call("echo", "x" * 500) for _ in range(10_000)]
     assert faulty.pid is not None
     worker = psutil.Process(faulty.pid)
-    assert eventually(lambda: worker.status() == psutil.STATUS_STOPPED), "or what wakes it would come too early"
+    assert eventually(lambda: worker.status() == psutil.STATUS_STOPPED), "or SIGCONT would come before it stops"
     os.kill(faulty.pid, signal.SIGCONT)
     assert calls[-1].result(GENEROUS) == "x" * 500
 
 
-def test_many_threads_call_at_once(engine: ProcessEngine) -> None:
+def test_many_threads_can_call_at_once(engine: ProcessEngine) -> None:
     boxes = [engine.spawn(Box) for _ in range(3)]
     wrong: list[object] = []
 
@@ -281,9 +283,9 @@ def test_many_threads_call_at_once(engine: ProcessEngine) -> None:
         rng = np.random.default_rng(number)
         for _ in range(50):
             array = rng.random(int(rng.integers(1, 20_000)))
-            got = boxes[int(rng.integers(3))].call("echo", array).result(GENEROUS)
-            if not np.array_equal(got, array):
-                wrong.append(got)
+            result = boxes[int(rng.integers(3))].call("echo", array).result(GENEROUS)
+            if not np.array_equal(result, array):
+                wrong.append(result)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
     for thread in threads:
@@ -296,26 +298,26 @@ def test_many_threads_call_at_once(engine: ProcessEngine) -> None:
 # Shared memory.
 
 
-def test_memory_is_used_again(engine: ProcessEngine) -> None:
+def test_memory_is_reused(engine: ProcessEngine) -> None:
     box = engine.spawn(Box)
     array = np.ones(131_072)
     for _ in range(10):
         box.call("echo", array).result(GENEROUS)
-    warm = used(engine)
+    before = bytes_used(engine)
     for _ in range(300):
         box.call("echo", array).result(GENEROUS)
-    assert used(engine) <= warm + 4 * MiB, "of the 600 MB that were sent"
+    assert bytes_used(engine) <= before + 4 * MiB, "of 600 MB that were sent and received"
 
 
-def test_what_is_held_is_not_overwritten(engine: ProcessEngine) -> None:
-    """Slices of slices, reshaped and viewed, keep the memory they look into."""
+def test_memory_is_not_reused_while_views_of_it_exist(engine: ProcessEngine) -> None:
+    """Slices of slices, reshapes and views keep the memory they refer to."""
     box = engine.spawn(Box)
     rng = np.random.default_rng(0)
     held: list[tuple[np.ndarray, np.ndarray]] = []
     for round in range(200):
         size = int(rng.integers(5_000, 60_000))
-        got = box.call("echo", {"a": np.full(size, round), "b": np.full(size, -round)}).result(GENEROUS)
-        view = got[rng.choice(["a", "b"])][10:][5:-5].reshape(-1)[::3].view()
+        result = box.call("echo", {"a": np.full(size, round), "b": np.full(size, -round)}).result(GENEROUS)
+        view = result[rng.choice(["a", "b"])][10:][5:-5].reshape(-1)[::3].view()
         held.append((view, view.copy()))
         if len(held) > 20:
             del held[int(rng.integers(len(held)))]
@@ -323,7 +325,7 @@ def test_what_is_held_is_not_overwritten(engine: ProcessEngine) -> None:
             np.testing.assert_array_equal(view, copy)
 
 
-def test_an_actor_may_hold_what_it_was_sent(engine: ProcessEngine) -> None:
+def test_an_actor_can_keep_its_arguments(engine: ProcessEngine) -> None:
     box = engine.spawn(Box)
     for number in range(30):
         box.call("add", np.full(20_000, number))
@@ -342,39 +344,39 @@ def test_results_outlive_their_worker_and_their_engine() -> None:
         engine.restart(box)
         others = [box.call("echo", np.zeros(100_000)).result(GENEROUS) for _ in range(5)]
         np.testing.assert_array_equal(array, np.arange(100_000))
-    for left in (array, stored):
-        np.testing.assert_array_equal(left, np.arange(100_000))
-    del array, stored, left, others
+    for result in (array, stored):
+        np.testing.assert_array_equal(result, np.arange(100_000))
+    del array, stored, result, others
 
 
 def test_a_stored_value_is_written_once(engine: ProcessEngine) -> None:
     boxes = [engine.spawn(Box) for _ in range(8)]
     for box in boxes:
         box.call("echo", 1).result(GENEROUS)
-    before = used(engine)
+    before = bytes_used(engine)
     ref = engine.put({"parts": [np.ones(10 * MiB // 8)]})
     for box in boxes:
         assert box.call("total", ref).result(GENEROUS) == 10 * MiB // 8
-    assert used(engine) - before < 11 * MiB
+    assert bytes_used(engine) - before < 11 * MiB
 
 
-def test_the_budget_is_an_error_before_it_is_a_crash() -> None:
+def test_exceeding_the_memory_budget_raises() -> None:
     with ProcessEngine(shared_memory=16 * MiB) as engine:
         box = engine.spawn(Box)
-        held = [engine.put(np.zeros(4 * MiB, np.uint8)) for _ in range(3)]
+        refs = [engine.put(np.zeros(4 * MiB, np.uint8)) for _ in range(3)]
         with pytest.raises(SharedMemoryError, match=r"budget of 16,777,216.*shared_memory="):
             engine.put(np.zeros(8 * MiB, np.uint8))
         with pytest.raises(SharedMemoryError, match="budget"):
             box.call("zeros", 8 * MiB).result(GENEROUS)
         with pytest.raises(SharedMemoryError):
             box.call("echo", np.zeros(8 * MiB, np.uint8))
-        assert box.call("echo", 1).result(GENEROUS) == 1, "nothing else is lost"
-        held.clear()
+        assert box.call("echo", 1).result(GENEROUS) == 1, "the engine still works"
+        refs.clear()
         ref = engine.put(np.zeros(8 * MiB, np.uint8))
         assert ref.get().nbytes == 8 * MiB
 
 
-def test_memory_of_one_size_can_become_another() -> None:
+def test_freed_memory_can_be_reused_for_other_sizes() -> None:
     with ProcessEngine(shared_memory=32 * MiB) as engine:
         box = engine.spawn(Box)
         for size in (1, 3, 7, 2, 12, 5, 1, 12):
@@ -383,15 +385,15 @@ def test_memory_of_one_size_can_become_another() -> None:
 
 
 @pytest.mark.parametrize("size", ["lots", 0, -1, 1.5])
-def test_a_bad_budget(size: object) -> None:
+def test_an_invalid_memory_budget(size: object) -> None:
     with pytest.raises(ValueError, match="shared_memory"):
         ProcessEngine(shared_memory=size)  # type: ignore[arg-type]
 
 
-# Output.
+# Output, closing and interrupts.
 
 
-def test_what_workers_print_is_forwarded(
+def test_output_of_workers_is_forwarded(
     engine: ProcessEngine, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     box = engine.spawn(Box, name="speaker")
@@ -401,14 +403,14 @@ def test_what_workers_print_is_forwarded(
     assert capfd.readouterr().out == ""
 
 
-def test_a_closed_engine_refuses(engine: ProcessEngine) -> None:
+def test_a_closed_engine_refuses_calls(engine: ProcessEngine) -> None:
     box = engine.spawn(Box)
     engine.close()
     with pytest.raises(EngineClosed):
         box.call("echo", np.zeros(100_000))
 
 
-def test_waits_can_be_interleaved_with_timeouts(engine: ProcessEngine) -> None:
+def test_a_wait_that_timed_out_can_be_repeated(engine: ProcessEngine) -> None:
     box = engine.spawn(Box)
     call = box.call("sleep", 0.3)
     for _ in range(3):
@@ -417,20 +419,20 @@ def test_waits_can_be_interleaved_with_timeouts(engine: ProcessEngine) -> None:
     assert call.result(GENEROUS) == "slept"
 
 
-def test_an_interrupt_while_a_value_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_after_an_interrupt_while_a_value_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     with ProcessEngine() as engine:
         actors = [engine.spawn(Box) for _ in range(2)]
         stored = engine.put(np.zeros(100_000))
         for actor in actors:
             actor.call("echo", stored).result()
 
-        def interrupted(*_: object) -> None:
+        def interrupt(*_: object) -> None:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patched:
             for actor in actors:
-                patched.setattr(engine._own(actor).link, "send", interrupted)  # type: ignore[attr-defined]
+                patched.setattr(engine._own(actor).connection, "send", interrupt)  # type: ignore[attr-defined]
             del stored
             with pytest.raises(KeyboardInterrupt):
-                engine.put(1)  # takes the chance to let go of what nobody refers to
-    assert engine.closed  # without a word
+                engine.put(1)  # frees values that no process refers to
+    assert engine.closed, "without an error"

@@ -1,21 +1,23 @@
-"""What only the ray engine has: nodes that are lost, and modules that are shipped."""
+"""What only the ray engine has: nodes that are lost, modules that are shipped, and Ray's private API."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from raceway.engine.ray.engine import _straight
+from raceway.engine.ray import private_api
 from raceway.engine.ray.modules import collect_sources
 from tests.conftest import GENEROUS
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_loss_of_a_node() -> None:
-    done = subprocess.run(
+def test_losing_a_node() -> None:
+    process = subprocess.run(
         [sys.executable, "-m", "tests.engine.node_loss"],
         cwd=ROOT,
         capture_output=True,
@@ -24,12 +26,12 @@ def test_the_loss_of_a_node() -> None:
         env=os.environ | {"RAY_USAGE_STATS_ENABLED": "0"},
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    said = [line for line in done.stdout.splitlines() if line.startswith("the ")]  # Ray says things in between
-    assert said == ["the engine goes on", "the actor is back", "the runner goes on"]
+    assert process.returncode == 0, process.stdout + process.stderr
+    lines = [line for line in process.stdout.splitlines() if line.startswith("the ")]  # Ray prints others in between
+    assert lines == ["the engine continues", "the actor was restarted", "the runner continues"]
 
 
-def test_sources_are_collected(tmp_path: Path) -> None:
+def test_collecting_sources(tmp_path: Path) -> None:
     (tmp_path / "alone.py").write_text("x = 1\n")
     (tmp_path / "package" / "inner").mkdir(parents=True)
     (tmp_path / "package" / "__init__.py").write_text("y = 2\n")
@@ -42,7 +44,7 @@ def test_sources_are_collected(tmp_path: Path) -> None:
 
 
 def test_modules_are_shipped_to_a_cluster(tmp_path: Path) -> None:
-    """The modules are moved away before a worker imports them, so only what was shipped can serve."""
+    """The modules are deleted before a worker imports them, so only the shipped ones can be used."""
     (tmp_path / "beside").mkdir()
     (tmp_path / "beside" / "__init__.py").write_text("")
     (tmp_path / "beside" / "helper.py").write_text("def triple(x):\n    return 3 * x\n")
@@ -68,7 +70,7 @@ with RayEngine(address=cluster.address) as engine:
 cluster.shutdown()
 """
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(script)],
         cwd="/",
         capture_output=True,
@@ -77,12 +79,12 @@ cluster.shutdown()
         env=os.environ | {"PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"},
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("42\n"), done.stdout
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.endswith("42\n"), process.stdout
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_an_engine_leaves_a_ray_that_it_found() -> None:
+def test_a_ray_that_was_running_already_is_left_running() -> None:
     import ray
 
     from raceway.engine import make_engine
@@ -92,15 +94,18 @@ def test_an_engine_leaves_a_ray_that_it_found() -> None:
     assert ray.is_initialized()
 
 
-def test_calls_go_the_usual_way_if_this_ray_has_no_shorter_one() -> None:
+# The private API: the fast way works with the installed Ray, and the fallback with a Ray that lacks it.
+
+
+def test_direct_calls_or_else_the_public_way() -> None:
     class Method:
         def remote(self) -> str:
-            return "the usual way"
+            return "public"
 
     class Handle:
-        again = Method()
+        repeat = Method()
 
-    class OtherHandle(Handle):
+    class HandleWithOtherOptions(Handle):
         def _actor_method_call(self, method_name: str, options: object) -> str:
             raise AssertionError("it takes other options")
 
@@ -108,15 +113,91 @@ def test_calls_go_the_usual_way_if_this_ray_has_no_shorter_one() -> None:
         def _actor_method_call(
             self, method_name: str, num_returns: int, max_task_retries: int, enable_task_events: bool
         ) -> str:
-            return f"{method_name} straight"
+            return f"{method_name} directly"
 
-    found = [_straight(handle, "again")() for handle in (Handle(), OtherHandle(), FittingHandle())]
-    assert found == ["the usual way", "the usual way", "again straight"]
+    handles = (Handle(), HandleWithOtherOptions(), FittingHandle())
+    results = [private_api.direct_call(handle, "repeat")() for handle in handles]
+    assert results == ["public", "public", "repeat directly"]
 
 
-@pytest.mark.parametrize(("given", "wanted"), [({}, 0), ({"RAY_worker_niceness": "7"}, 7)])
-def test_a_ray_of_its_own_runs_workers_at_ordinary_priority(given: dict[str, str], wanted: int) -> None:
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("has_private_call", [True, False])
+def test_repeated_calls_in_either_way(has_private_call: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from raceway.engine import make_engine
+
+    calls = []
+    original = private_api.direct_call
+
+    def direct_call(handle: Any, method: str) -> Any:
+        call = original(handle, method) if has_private_call else getattr(handle, method).remote
+        assert hasattr(call, "func") is has_private_call, "the installed Ray has no such function any more"
+        return lambda: calls.append(method) or call()
+
+    monkeypatch.setattr(private_api, "direct_call", direct_call)
+    with make_engine("ray") as engine:
+        actor, message = engine.spawn(list), engine.message("append", (1,))
+        for _ in range(3):
+            engine.send(actor, message).result(GENEROUS)
+        assert actor.call("__len__").result(GENEROUS) == 3
+    assert calls == ["repeat", "repeat"]
+
+
+def test_ray_prints_on_stderr_if_that_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = []
+
+    def print_to_stdstream(data: dict[str, Any], ignore_prefix: bool) -> None:
+        printed.append(data)
+
+    print_to_stdstream.__module__ = "worker"
+    worker = SimpleNamespace(__name__="worker", print_to_stdstream=print_to_stdstream)
+    monkeypatch.setattr(private_api, "ray", SimpleNamespace(_private=SimpleNamespace(worker=worker)))
+    assert private_api.print_on_stderr()
+    replaced = worker.print_to_stdstream
+    assert private_api.print_on_stderr(), "a second time changes nothing"
+    assert worker.print_to_stdstream is replaced
+    worker.print_to_stdstream({"is_err": False, "lines": ["hello"]}, ignore_prefix=True)
+    assert printed == [{"is_err": True, "lines": ["hello"]}]
+    for lacking in (SimpleNamespace(), SimpleNamespace(_private=SimpleNamespace(worker=SimpleNamespace()))):
+        monkeypatch.setattr(private_api, "ray", lacking)
+        assert not private_api.print_on_stderr()
+
+
+def test_the_installed_ray_can_print_on_stderr() -> None:
+    assert private_api.print_on_stderr()
+
+
+def test_a_directory_for_ray_or_else_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def init(**options: Any) -> None:
+        calls.append(options)
+        if "_temp_dir" in options and refuses:
+            raise RuntimeError("Unknown keyword argument(s): _temp_dir")
+
+    monkeypatch.setattr(private_api, "ray", SimpleNamespace(init=init))
+    refuses = False
+    assert private_api.start_ray({"address": "local"}, "/tmp/somewhere")
+    assert not private_api.start_ray({"address": "auto"}, None)
+    refuses = True
+    assert not private_api.start_ray({"address": "local"}, "/tmp/somewhere")
+    local = {"address": "local"}
+    with_directory = local | {"_temp_dir": "/tmp/somewhere"}
+    assert calls == [with_directory, {"address": "auto"}, with_directory, local]
+
+
+def test_other_errors_of_starting_ray_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**options: Any) -> None:
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(private_api, "ray", SimpleNamespace(init=init))
+    with pytest.raises(RuntimeError, match="no room"):
+        private_api.start_ray({}, "/tmp/somewhere")
+
+
+@pytest.mark.parametrize(("variables", "niceness"), [({}, 0), ({"RAY_worker_niceness": "7"}, 7)])
+def test_a_local_ray_runs_workers_at_ordinary_priority(variables: dict[str, str], niceness: int) -> None:
     program = """
+import glob
 import os
 from raceway.engine import make_engine
 before = dict(os.environ)
@@ -126,14 +207,19 @@ with make_engine("ray") as engine:
             return os.nice(0)
 
     print("niceness", engine.spawn(Nice).call("level").result(60), before == dict(os.environ))
+    pattern = f"/tmp/raceway-{os.getpid()}-*"
+    print("directories", len(glob.glob(pattern + "/session_latest")), end=" ")
+print(len(glob.glob(pattern)))
 """
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=240,
-        env=os.environ | given,
+        env=os.environ | variables,
         check=False,
     )
-    assert f"niceness {wanted} True" in done.stdout, done.stdout + done.stderr
+    level = os.nice(0) + niceness  # Ray's setting is added to that of the driver
+    assert f"niceness {level} True" in process.stdout, process.stdout + process.stderr
+    assert "directories 1 0" in process.stdout, "Ray's files were not in our directory, or it was not removed"

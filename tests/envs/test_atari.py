@@ -1,4 +1,4 @@
-"""Atari games the way everybody plays them, and the vectors that play them."""
+"""Atari games with the standard preprocessing, and vectors of them."""
 
 import math
 import sys
@@ -15,7 +15,7 @@ from raceway.envs.resize import Resize
 from raceway.errors import ConfigError
 
 PLAIN: dict[str, Any] = {"fire_on_reset": False, "terminal_on_life_loss": False, "clip_rewards": False}
-"""Without what Gymnasium's preprocessing leaves to others."""
+"""Only what Gymnasium's preprocessing does too."""
 NOOP, FIRE = 0, 1
 
 
@@ -26,13 +26,13 @@ def atari(name: str = "breakout", **kwargs: Any) -> Atari:
 
 
 def bare(name: str, **kwargs: Any) -> Any:
-    """Return a game as it is, one frame a step."""
+    """Return a game without preprocessing, one frame a step."""
     kwargs = {"frameskip": 1, "repeat_action_probability": 0.0, "obs_type": "grayscale", **kwargs}
     return make_env(EnvSettings(name, {"preprocess": False, **kwargs}))
 
 
-def shrunk(screen: np.ndarray) -> np.ndarray:
-    """Return the mean of every area, found by making the picture so large that the areas fall on whole pixels."""
+def downscale(screen: np.ndarray) -> np.ndarray:
+    """Return the mean of every area, after enlarging the image until the areas fall on whole pixels."""
     small, area = screen.astype(np.int64), 1
     for axis, side in enumerate(screen.shape):
         times = math.lcm(side, 84) // side
@@ -42,15 +42,15 @@ def shrunk(screen: np.ndarray) -> np.ndarray:
     return np.rint(small / area).astype(np.uint8)
 
 
-def played(env: gym.Env, seed: int, steps: int = 60) -> list[np.ndarray]:
-    """Play, with actions that are always the same, and return what was seen."""
-    random, seen = np.random.default_rng(0), [env.reset(seed=seed)[0]]
+def play(env: gym.Env, seed: int, steps: int = 60) -> list[np.ndarray]:
+    """Step with the same actions every time, and return the observations."""
+    random, observations = np.random.default_rng(0), [env.reset(seed=seed)[0]]
     for _ in range(steps):
         obs, _, terminated, truncated, _ = env.step(int(random.integers(env.action_space.n)))  # type: ignore[attr-defined]
-        seen.append(obs)
+        observations.append(obs)
         if terminated or truncated:
             break
-    return seen
+    return observations
 
 
 def until_life_lost(env: Atari) -> dict[str, Any]:
@@ -63,10 +63,10 @@ def until_life_lost(env: Atari) -> dict[str, Any]:
 
 @pytest.mark.parametrize("shape", [(210, 160), (250, 160), (168, 84), (84, 84)])
 def test_a_pixel_is_the_mean_of_the_area_it_covers(shape: tuple[int, int]) -> None:
-    picture = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
+    image = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
     small = np.empty((84, 84), np.uint8)
-    Resize(shape, (84, 84))(picture, small)
-    np.testing.assert_array_equal(small, shrunk(picture))
+    Resize(shape, (84, 84))(image, small)
+    np.testing.assert_array_equal(small, downscale(image))
 
 
 def test_white_stays_white() -> None:
@@ -76,7 +76,7 @@ def test_white_stays_white() -> None:
 
 
 @pytest.mark.parametrize("name", ["pong", "ALE/Breakout-v5"])
-def test_shapes_and_kinds(name: str) -> None:
+def test_shapes_and_types(name: str) -> None:
     env = atari(name)
     assert (env.observation_space.shape, env.observation_space.dtype) == ((4, 84, 84), np.uint8)
     first, info = env.reset(seed=0)
@@ -85,102 +85,102 @@ def test_shapes_and_kinds(name: str) -> None:
     assert env.observation_space.contains(obs)
     assert (type(reward), type(terminated), type(truncated)) == (float, bool, bool)
     assert info["lives"] == (5 if "Breakout" in name else 0)
-    assert np.ptp(obs) > 20  # something can be seen
+    assert np.ptp(obs) > 20  # the image is not blank
 
 
 @pytest.mark.parametrize("name", ["pong", "breakout", "ALE/AirRaid-v5"])
-def test_frames_are_skipped_once_and_the_last_two_are_seen(name: str) -> None:
-    """Against the game as it is, frame by frame."""
+def test_frames_are_skipped_once_and_the_last_two_are_combined(name: str) -> None:
+    """Against the game without preprocessing, frame by frame."""
     env, game = atari(name, noop_max=0, **PLAIN), bare(name)
     first, _ = env.reset(seed=3)
     screen, _ = game.reset(seed=3)
-    np.testing.assert_array_equal(first[-1], shrunk(screen))
+    np.testing.assert_array_equal(first[-1], downscale(screen))
     flickered = False
     for action in np.random.default_rng(1).integers(env.action_space.n, size=60).tolist():  # type: ignore[attr-defined]
         obs, reward, terminated, _, info = env.step(action)
         frames = [game.step(action) for _ in range(4)]
         before, last = frames[2][0], frames[3][0]
-        np.testing.assert_array_equal(obs[-1], shrunk(np.maximum(before, last)))
+        np.testing.assert_array_equal(obs[-1], downscale(np.maximum(before, last)))
         flickered |= bool((before > last).any())
         assert reward == sum(frame[1] for frame in frames)
         assert (terminated, info["lives"]) == (frames[3][2], frames[3][4]["lives"])
     assert flickered
 
 
-def test_one_frame_is_seen_as_it_is() -> None:
+def test_a_single_frame_is_not_combined() -> None:
     env, game = atari("pong", noop_max=0, frame_skip=1, stack=1, **PLAIN), bare("pong")
     env.reset(seed=0)
     game.reset(seed=0)
     for _ in range(30):
         obs, screen = env.step(2)[0], game.step(2)[0]
         assert obs.shape == (1, 84, 84)
-        np.testing.assert_array_equal(obs[0], shrunk(screen))
+        np.testing.assert_array_equal(obs[0], downscale(screen))
 
 
-def test_the_newest_picture_is_the_last() -> None:
+def test_the_newest_image_is_the_last() -> None:
     env = atari("pong")
-    seen = played(env, 0, 30)
-    assert any((before[-1] != after[-1]).any() for before, after in pairwise(seen))
-    for before, after in pairwise(seen):
+    observations = play(env, 0, 30)
+    assert any((before[-1] != after[-1]).any() for before, after in pairwise(observations))
+    for before, after in pairwise(observations):
         np.testing.assert_array_equal(after[:-1], before[1:])
 
 
-def test_an_episode_begins_with_one_picture_in_all_places() -> None:
+def test_the_first_observation_repeats_one_image() -> None:
     env = atari("pong")
-    played(env, 0, 10)
+    play(env, 0, 10)
     for seed in (0, 1):
         first, _ = env.reset(seed=seed)
-        assert all((picture == first[-1]).all() for picture in first)
+        assert all((image == first[-1]).all() for image in first)
 
 
-def test_what_was_given_does_not_change() -> None:
+def test_returned_observations_do_not_change() -> None:
     env = atari("pong")
-    seen = played(env, 0, 8)
-    copies = [obs.copy() for obs in seen]
-    played(env, 1, 8)
-    np.testing.assert_array_equal(seen, copies)
+    observations = play(env, 0, 8)
+    copies = [obs.copy() for obs in observations]
+    play(env, 1, 8)
+    np.testing.assert_array_equal(observations, copies)
 
 
 @pytest.mark.parametrize("name", ["pong", "breakout", "ALE/BeamRider-v5", "ALE/Qbert-v5", "ALE/Kaboom-v5"])
-def test_the_same_seed_shows_the_same_whatever_was_played_before(name: str) -> None:
-    """Also in games whose memory is not wiped by a reset, and after games that are over."""
+def test_the_same_seed_gives_the_same_episode_whatever_came_before(name: str) -> None:
+    """Also in games whose memory a reset does not clear, and after games that are over."""
     fresh, used = atari(name, terminal_on_life_loss=False), atari(name, terminal_on_life_loss=False)
     for seed in (5, 6):
-        played(used, seed, 700)
-    np.testing.assert_array_equal(played(fresh, 7), played(used, 7))
+        play(used, seed, 700)
+    np.testing.assert_array_equal(play(fresh, 7), play(used, 7))
     assert fresh.repeats_from_seed
 
 
-def test_sticky_actions_are_the_seeds_too() -> None:
+def test_sticky_actions_depend_on_the_seed() -> None:
     fresh, used = (atari("pong", repeat_action_probability=0.25) for _ in range(2))
-    played(used, 5)
-    np.testing.assert_array_equal(played(fresh, 7), played(used, 7))
-    assert any((one != other).any() for one, other in zip(played(fresh, 7), played(atari("pong"), 7), strict=True))
+    play(used, 5)
+    np.testing.assert_array_equal(play(fresh, 7), play(used, 7))
+    assert any((obs != other_obs).any() for obs, other_obs in zip(play(fresh, 7), play(atari("pong"), 7), strict=True))
 
 
-@pytest.mark.parametrize(("chosen", "probability"), [({}, 0.0), ({"repeat_action_probability": 0.25}, 0.25)])
-def test_actions_stick_only_on_request(chosen: dict[str, Any], probability: float) -> None:
-    assert atari("pong", **chosen).ale.getFloat("repeat_action_probability") == probability
+@pytest.mark.parametrize(("kwargs", "probability"), [({}, 0.0), ({"repeat_action_probability": 0.25}, 0.25)])
+def test_actions_stick_only_on_request(kwargs: dict[str, Any], probability: float) -> None:
+    assert atari("pong", **kwargs).ale.getFloat("repeat_action_probability") == probability
 
 
-def test_a_game_begins_with_some_frames_of_doing_nothing() -> None:
+def test_a_game_starts_with_noop_frames() -> None:
     env, frames = atari("pong", **PLAIN), []
-    begin = bare("pong")
-    begin.reset(seed=0)
-    before = begin.unwrapped.ale.getEpisodeFrameNumber()
+    game = bare("pong")
+    game.reset(seed=0)
+    before = game.unwrapped.ale.getEpisodeFrameNumber()
     for seed in range(60):
         env.reset(seed=seed)
         frames.append(env.ale.getEpisodeFrameNumber() - before)
     assert set(frames) <= set(range(1, 31))
     assert len(set(frames)) > 15
-    again = []
+    repeated = []
     for seed in range(60):
         env.reset(seed=seed)
-        again.append(env.ale.getEpisodeFrameNumber() - before)
-    assert again == frames
+        repeated.append(env.ale.getEpisodeFrameNumber() - before)
+    assert repeated == frames
 
 
-def test_without_a_seed_games_begin_differently() -> None:
+def test_without_a_seed_games_start_differently() -> None:
     env = atari("pong", **PLAIN)
     env.reset(seed=0)
     frames = set()
@@ -190,7 +190,7 @@ def test_without_a_seed_games_begin_differently() -> None:
     assert len(frames) > 3
 
 
-def test_fire_is_pressed_where_there_is_such_a_button() -> None:
+def test_fire_is_pressed_in_games_with_a_fire_button() -> None:
     with_fire, without = atari("breakout", noop_max=0), atari("breakout", noop_max=0, fire_on_reset=False)
     for env, moves in ((with_fire, True), (without, False)):
         env.reset(seed=0)
@@ -202,7 +202,7 @@ def test_fire_is_pressed_where_there_is_such_a_button() -> None:
     np.testing.assert_array_equal(*[env.reset(seed=0)[0] for env in frames])
 
 
-def test_the_end_of_a_life_ends_an_episode_and_the_game_goes_on() -> None:
+def test_the_loss_of_a_life_ends_an_episode_and_the_game_continues() -> None:
     env = atari("breakout")
     _, info = env.reset(seed=0)
     lives, frame = [info["lives"]], 0
@@ -216,7 +216,7 @@ def test_the_end_of_a_life_ends_an_episode_and_the_game_goes_on() -> None:
         first, info = env.reset(seed=99)
         assert env.ale.getEpisodeFrameNumber() > frame
         assert info["lives"] == lives[-1]
-        assert all((picture == first[-1]).all() for picture in first)
+        assert all((image == first[-1]).all() for image in first)
     assert lives == [5, 4, 3, 2, 1, 0]
     assert info["episode"]["l"] > 4 * 20
     _, info = env.reset(seed=99)
@@ -227,22 +227,22 @@ def test_the_end_of_a_life_ends_an_episode_and_the_game_goes_on() -> None:
 
 def test_the_same_lives_from_the_same_seeds() -> None:
     def all_lives() -> list[np.ndarray]:
-        env, seen = atari("breakout"), []
+        env, observations = atari("breakout"), []
         for seed in range(5):
-            seen += played(env, seed, 400)
-        return seen
+            observations += play(env, seed, 400)
+        return observations
 
     np.testing.assert_array_equal(all_lives(), all_lives())
 
 
-def test_a_reset_in_the_middle_of_a_life_begins_a_game() -> None:
+def test_a_reset_in_the_middle_of_a_life_starts_a_new_game() -> None:
     env = atari("breakout")
     env.reset(seed=0)
     assert until_life_lost(env)["lives"] == 4
     env.reset(seed=1)
     env.step(NOOP)
     assert env.reset(seed=2)[1]["lives"] == 5
-    np.testing.assert_array_equal(played(env, 7), played(atari("breakout"), 7))
+    np.testing.assert_array_equal(play(env, 7), play(atari("breakout"), 7))
 
 
 def test_without_lives_an_episode_is_a_game() -> None:
@@ -258,11 +258,11 @@ def test_without_lives_an_episode_is_a_game() -> None:
     assert info["episode"]["l"] == steps
 
 
-def test_games_without_lives_repeat() -> None:
+def test_games_without_lives_repeat_from_their_seed() -> None:
     assert atari("pong").repeats_from_seed
 
 
-def test_the_return_of_a_game_is_of_all_its_lives_and_of_rewards_as_they_are() -> None:
+def test_the_score_of_a_game_sums_unclipped_rewards_of_all_lives() -> None:
     env = atari("ALE/BeamRider-v5")
     random, rewards, info = np.random.default_rng(0), [], {}
     lives = 0
@@ -277,20 +277,20 @@ def test_the_return_of_a_game_is_of_all_its_lives_and_of_rewards_as_they_are() -
     assert lives == 3
     assert set(rewards) == {0.0, 1.0}
     assert info["episode"]["l"] == len(rewards)
-    assert info["episode"]["r"] == 44 * sum(rewards)  # so much is each enemy of the first sector
+    assert info["episode"]["r"] == 44 * sum(rewards)  # the value of each enemy of the first sector
 
 
-def test_rewards_are_their_sign() -> None:
+def test_rewards_are_clipped_to_their_sign() -> None:
     clipped, plain = atari("ALE/Skiing-v5"), atari("ALE/Skiing-v5", clip_rewards=False)
     for env in (clipped, plain):
         env.reset(seed=0)
     pairs = [(clipped.step(NOOP)[1], plain.step(NOOP)[1]) for _ in range(20)]
-    assert {one for one, _ in pairs} <= {-1.0, 0.0}
-    assert min(other for _, other in pairs) < -1
-    assert all(one == np.sign(other) for one, other in pairs)
+    assert {clipped_reward for clipped_reward, _ in pairs} <= {-1.0, 0.0}
+    assert min(reward for _, reward in pairs) < -1
+    assert all(clipped_reward == np.sign(reward) for clipped_reward, reward in pairs)
 
 
-def test_a_game_is_cut_off_after_so_many_steps() -> None:
+def test_a_game_is_truncated_after_max_episode_steps() -> None:
     env = atari("pong", max_episode_steps=7)
     for _ in range(2):
         env.reset(seed=0)
@@ -300,7 +300,7 @@ def test_a_game_is_cut_off_after_so_many_steps() -> None:
         assert ends[-1][2]["episode"]["l"] == 7
 
 
-def test_the_game_itself_cuts_off_by_frames() -> None:
+def test_the_game_itself_truncates_by_frames() -> None:
     env = atari("pong", max_num_frames_per_episode=100, noop_max=0, fire_on_reset=False)
     env.reset(seed=0)
     ends = [env.step(NOOP)[2:4] for _ in range(25)]
@@ -308,7 +308,7 @@ def test_the_game_itself_cuts_off_by_frames() -> None:
     assert not any(terminated for terminated, _ in ends)
 
 
-def test_a_game_as_it_is() -> None:
+def test_a_game_without_preprocessing() -> None:
     env = make_env(EnvSettings("pong", {"preprocess": False}))
     assert env.observation_space.shape == (210, 160, 3)
     assert env.unwrapped.ale.getFloat("repeat_action_probability") == 0.25  # type: ignore[attr-defined]
@@ -318,7 +318,7 @@ def test_a_game_as_it_is() -> None:
     slots.close()
 
 
-def test_it_can_be_drawn() -> None:
+def test_a_game_can_be_rendered() -> None:
     env = atari("pong", render_mode="rgb_array")
     env.reset(seed=0)
     assert env.render().shape == (210, 160, 3)  # type: ignore[union-attr]
@@ -327,16 +327,16 @@ def test_it_can_be_drawn() -> None:
 @pytest.mark.parametrize(
     ("kwargs", "problem"),
     [
-        ({"frameskip": 4}, "frameskip=4: frames would be skipped twice. Give frame_skip"),
-        ({"obs_type": "ram"}, "obs_type='ram': .* Give preprocess=False"),
-        ({"continuous": True}, "continuous=True: .* Give preprocess=False"),
-        ({"frame_skip": 0}, "frame_skip is 0. It must be a whole number, 1 or more"),
-        ({"stack": "4"}, "stack is '4'. It must be a whole number"),
-        ({"noop_max": -1}, "noop_max is -1. It must be a whole number, 0 or more"),
-        ({"gravitas": 3}, "cannot be made with .*gravitas"),
+        ({"frameskip": 4}, "frameskip=4: frames would be skipped twice. Use frame_skip"),
+        ({"obs_type": "ram"}, "obs_type='ram': .* Add preprocess=False"),
+        ({"continuous": True}, "continuous=True: .* Add preprocess=False"),
+        ({"frame_skip": 0}, "frame_skip is 0. It must be an integer of at least 1"),
+        ({"stack": "4"}, "stack is '4'. It must be an integer"),
+        ({"noop_max": -1}, "noop_max is -1. It must be an integer of at least 0"),
+        ({"gravitas": 3}, "cannot be created with .*gravitas"),
     ],
 )
-def test_settings_that_do_not_go(kwargs: dict[str, Any], problem: str) -> None:
+def test_invalid_settings_are_refused(kwargs: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         make_env(EnvSettings("pong", kwargs))
 
@@ -347,16 +347,18 @@ def test_without_the_games_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -
         make_slots(EnvSettings("pong"), 1)
 
 
-def test_their_own_vector_is_not_used() -> None:
+def test_the_native_vector_is_not_supported() -> None:
     slots = make_slots(EnvSettings("pong"), 1)
     assert type(slots) is SteppedSlots
     slots.close()
-    with pytest.raises(ConfigError, match=r"the vector of ALE/Pong-v5 is not used. Use --vector auto"):
+    with pytest.raises(
+        ConfigError, match=r"the native vector environment of ALE/Pong-v5 is not supported. Use --vector auto"
+    ):
         make_slots(EnvSettings("pong", vector="native"), 1)
 
 
 class Arrays:
-    """What slots are given to fill in, and games that are played in them."""
+    """The arrays that slots write to, and games played in them."""
 
     def __init__(self, slots: Any) -> None:
         self.slots, num = slots, slots.num
@@ -366,10 +368,10 @@ class Arrays:
         slots.reset(range(num), range(num), self.obs)
 
     def play(self, num_games: int) -> None:
-        """Do nothing until so many games are over."""
-        slots, everyone = self.slots, list(range(self.slots.num))
+        """Step with no-ops until `num_games` games are over."""
+        slots, all_slots = self.slots, list(range(self.slots.num))
         while len(slots.scores) < num_games:
-            slots.step(np.zeros(slots.num, np.int64), everyone, self.obs, self.reward, self.ended)
+            slots.step(np.zeros(slots.num, np.int64), all_slots, self.obs, self.reward, self.ended)
             self.steps += slots.num
             over = np.flatnonzero(self.ended.any(0)).tolist()
             self.episodes += len(over)
@@ -379,9 +381,9 @@ class Arrays:
 
 
 @pytest.mark.parametrize("vector", ["auto", "envpool"])
-def test_slots_tell_the_scores_of_whole_games(vector: str) -> None:
+def test_slots_report_the_scores_of_whole_games(vector: str) -> None:
     slots = make_slots(EnvSettings("breakout", vector=vector), 2)
-    assert not slots.repeats
+    assert not slots.repeats_from_seed
     assert slots.scores == []
     arrays = Arrays(slots)
     arrays.play(2)
@@ -399,25 +401,25 @@ def test_slots_in_which_an_episode_is_a_game(vector: str) -> None:
     arrays.play(4)
     assert arrays.episodes == 4
     assert all(score.steps == 50 for score in slots.scores or [])
-    assert slots.repeats == (vector == "auto")
+    assert slots.repeats_from_seed == (vector == "auto")
     slots.close()
 
 
-def test_slots_of_other_environments_tell_no_scores() -> None:
+def test_slots_of_other_environments_report_no_scores() -> None:
     for vector in ("auto", "stepped"):
         slots = make_slots(EnvSettings("cartpole", vector=vector), 2)
         assert slots.scores is None
-        assert slots.repeats
+        assert slots.repeats_from_seed
         slots.close()
 
 
-def test_envpool_shows_the_same() -> None:
-    """But for what happens while nothing is done: for how many frames, it does not tell."""
+def test_envpool_gives_the_same_images() -> None:
+    """Apart from the no-op frames, whose number EnvPool does not report."""
     env = atari("pong", noop_max=0)
     first, _ = env.reset(seed=0)
     slots = make_slots(EnvSettings("pong", {"stack": 2}, "envpool"), 1)
     assert isinstance(slots, EnvPoolAtariSlots)
-    assert slots.fires
+    assert slots.fire_on_reset
     assert slots.observation_space.shape == (2, 84, 84)
     obs = np.zeros((1, 2, 84, 84), np.uint8)
     slots.reset([0], [0], obs)
@@ -427,33 +429,33 @@ def test_envpool_shows_the_same() -> None:
 
 
 @pytest.mark.parametrize(("name", "fires"), [("ALE/MsPacman-v5", False), ("breakout", True)])
-def test_envpool_is_told_to_fire_where_there_is_such_a_button(name: str, fires: bool) -> None:
+def test_envpool_fires_in_games_with_a_fire_button(name: str, fires: bool) -> None:
     slots = make_slots(EnvSettings(name, vector="envpool"), 1)
     assert isinstance(slots, EnvPoolAtariSlots)
-    assert slots.fires == fires
+    assert slots.fire_on_reset == fires
     slots.close()
 
 
-def test_envpool_has_no_games_as_they_are() -> None:
-    with pytest.raises(ConfigError, match="preprocess=False, can only be had with --vector auto"):
+def test_envpool_has_no_games_without_preprocessing() -> None:
+    with pytest.raises(ConfigError, match=r"preprocess=False is not available in EnvPool. Use --vector auto"):
         make_slots(EnvSettings("pong", {"preprocess": False}, "envpool"), 1)
 
 
 class Lives:
-    """A stand-in for EnvPool: the lives of two games are told, step by step."""
+    """A stand-in for EnvPool whose games have the given lives, step by step."""
 
     observation_space, action_space = gym.spaces.Box(0, 255, (1,), np.uint8), gym.spaces.Discrete(4)
 
     def __init__(self, lives: list[list[int]]) -> None:
         self.lives = iter(lives)
-        self.did: list[Any] = []
+        self.calls: list[Any] = []
 
     def reset(self, slots: np.ndarray) -> tuple[Any, dict[str, Any]]:
-        self.did.append(("reset", slots.tolist()))
+        self.calls.append(("reset", slots.tolist()))
         return np.zeros((len(slots), 1), np.uint8), {}
 
     def step(self, actions: np.ndarray, slots: np.ndarray) -> tuple[Any, ...]:
-        self.did.append((actions.tolist(), slots.tolist()))
+        self.calls.append((actions.tolist(), slots.tolist()))
         lives = np.array(next(self.lives))
         info = {"env_id": slots, "lives": lives, "reward": np.full(len(slots), 5.0)}
         return np.ones((len(slots), 1)), np.ones(len(slots)), lives == 0, lives < 0, info
@@ -462,41 +464,41 @@ class Lives:
         pass
 
 
-def test_envpool_goes_on_with_games_that_have_lost_a_life() -> None:
+def test_envpool_continues_games_that_have_lost_a_life() -> None:
     pool = Lives([[2, 2], [1, 2], [1], [1], [0]])
-    slots = EnvPoolAtariSlots(pool, 2, ends_by_life=True, fires=True)
+    slots = EnvPoolAtariSlots(pool, 2, terminal_on_life_loss=True, fire_on_reset=True)
     obs, reward, ended = np.zeros((2, 1)), np.zeros(2), np.zeros((2, 2), bool)
     slots.reset([0, 1], [0, 0], obs)
     slots.step(np.array([3, 2]), [0, 1], obs, reward, ended)
     assert not ended.any()
     slots.step(np.array([3, 2]), [0, 1], obs, reward, ended)
     assert ended.tolist() == [[True, False], [False, False]]
-    slots.step(np.array([3, 2]), [1], obs, reward, ended)  # the other waits, and is still to go on
+    slots.step(np.array([3, 2]), [1], obs, reward, ended)  # the other slot still waits to be continued
     assert ended[0].tolist() == [True, True]
-    pool.did.clear()
+    pool.calls.clear()
     slots.reset([0], [0], obs)
-    assert pool.did == [([1], [0])]
+    assert pool.calls == [([1], [0])]
     slots.step(np.array([3, 2]), [0], obs, reward, ended)
     assert slots.scores == [Score(0, 20.0, 4)]
-    pool.did.clear()
+    pool.calls.clear()
     slots.reset([0], [0], obs)
-    assert pool.did == [("reset", [0])]
+    assert pool.calls == [("reset", [0])]
 
 
-def test_a_game_that_ends_when_it_is_to_go_on_begins_anew() -> None:
+def test_a_game_that_ends_while_it_is_continued_starts_again() -> None:
     pool = Lives([[2], [1], [0]])
-    slots = EnvPoolAtariSlots(pool, 1, ends_by_life=True, fires=False)
+    slots = EnvPoolAtariSlots(pool, 1, terminal_on_life_loss=True, fire_on_reset=False)
     obs, reward, ended = np.zeros((1, 1)), np.zeros(1), np.zeros((2, 1), bool)
     slots.reset([0], [0], obs)
     for _ in range(2):
         slots.step(np.array([3]), [0], obs, reward, ended)
-    pool.did.clear()
+    pool.calls.clear()
     slots.reset([0], [0], obs)
-    assert pool.did == [([0], [0]), ("reset", [0])]
+    assert pool.calls == [([0], [0]), ("reset", [0])]
     assert slots.scores == [Score(0, 15.0, 3)]
 
 
-def test_all_settings_can_be_given_by_name() -> None:
+def test_all_settings_can_be_passed_by_name() -> None:
     env = atari("pong", frame_skip=2, stack=3, noop_max=5, fire_on_reset=False, clip_rewards=False)
     assert env.settings == AtariSettings(frame_skip=2, stack=3, noop_max=5, fire_on_reset=False, clip_rewards=False)
     assert env.observation_space.shape == (3, 84, 84)

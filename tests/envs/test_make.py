@@ -1,4 +1,4 @@
-"""Making environments from what a user says."""
+"""Making environments from settings."""
 
 import sys
 from collections.abc import Callable
@@ -22,7 +22,7 @@ BOX = spaces.Box(-1, 1, (2,))
 
 
 class Masked(Samples):
-    """Tells which actions are allowed beside its observation."""
+    """Has the mask of allowed actions in its info."""
 
     def __init__(self, space: spaces.Space = BOX, at_step: bool = True) -> None:
         super().__init__(space)
@@ -36,58 +36,58 @@ class Masked(Samples):
         return *super().step(action)[:4], {"action_mask": mask} if self.at_step else {}  # type: ignore[return-value]
 
 
-class Untouchable(Samples):
-    """Fails as soon as it is reset."""
+class FailsOnReset(Samples):
+    """Fails on reset."""
 
     def reset(self, **settings: Any) -> tuple[Any, dict[str, Any]]:
         raise RuntimeError("not now")
 
 
 def register(monkeypatch: pytest.MonkeyPatch, vector: Callable[..., Any]) -> None:
-    """Let Gymnasium know Own-v0, with a vector of its own, for one test."""
+    """Register Own-v0, with a native vector environment, for one test."""
     spec = EnvSpec("Own-v0", entry_point=lambda: Samples(BOX), vector_entry_point=vector)
     monkeypatch.setitem(gym.registry, "Own-v0", spec)
 
 
 def test_the_name_of_an_environment() -> None:
     assert EnvSettings("cartpole").name == "cartpole"
-    assert EnvSettings("cartpole").checked().name == "CartPole-v1"
+    assert EnvSettings("cartpole").resolved().name == "CartPole-v1"
     assert EnvSettings(Samples).name == "Samples"
     assert "Samples" in EnvSettings(partial(Samples, BOX)).name
 
 
-def test_settings_are_handed_on() -> None:
+def test_kwargs_are_passed_on() -> None:
     env = make_env(EnvSettings("cartpole", {"max_episode_steps": 7}))
     assert env.spec is not None
     assert env.spec.max_episode_steps == 7
-    made = make_env(EnvSettings(Samples, {"space": BOX, "length": 9}))
-    assert made.unwrapped.length == 9  # type: ignore[attr-defined]
+    custom = make_env(EnvSettings(Samples, {"space": BOX, "length": 9}))
+    assert custom.unwrapped.length == 9  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
     ("env", "vector"), [("cartpole", "auto"), ("cartpole", "stepped"), ("acrobot", "auto"), (Samples, "auto")]
 )
-def test_settings_that_it_does_not_take(env: Any, vector: str) -> None:
-    with pytest.raises(ConfigError, match=r"cannot be made with \{'gravitas': 3\}: .*gravitas"):
+def test_unknown_kwargs_are_refused(env: Any, vector: str) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be created with \{'gravitas': 3\}: .*gravitas"):
         make_slots(EnvSettings(env, {"gravitas": 3}, vector), 1)
 
 
-def test_what_gymnasium_itself_cannot_make(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_that_gymnasium_cannot_make(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(gym.registry, "Hollow-v0", EnvSpec("Hollow-v0"))
-    with pytest.raises(ConfigError, match=r"Hollow-v0 cannot be made: .*entry_point is not specified"):
+    with pytest.raises(ConfigError, match=r"Hollow-v0 cannot be created: .*entry_point is not specified"):
         make_slots(EnvSettings("Hollow-v0"), 1)
 
 
-@pytest.mark.parametrize("made", [None, 3, Samples, "CartPole-v1"])
-def test_a_function_that_returns_no_environment(made: Any) -> None:
+@pytest.mark.parametrize("result", [None, 3, Samples, "CartPole-v1"])
+def test_a_function_that_returns_no_environment(result: Any) -> None:
     def arena() -> Any:
-        return made
+        return result
 
-    with pytest.raises(ConfigError, match=r"arena made .*, which is no gymnasium\.Env"):
+    with pytest.raises(ConfigError, match=r"arena returned .*, which is not a gymnasium\.Env"):
         make_env(EnvSettings(arena))
 
 
-def test_what_a_function_raises_is_the_users() -> None:
+def test_an_error_of_the_users_function_is_passed_through() -> None:
     def arena() -> Any:
         raise ZeroDivisionError("mine")
 
@@ -95,8 +95,8 @@ def test_what_a_function_raises_is_the_users() -> None:
         make_env(EnvSettings(arena))
 
 
-def test_an_unknown_way_to_step() -> None:
-    with pytest.raises(ConfigError, match=r"unknown way to step environments 'nativ'. Did you mean 'native'"):
+def test_an_unknown_vector_mode() -> None:
+    with pytest.raises(ConfigError, match=r"unknown vector mode 'nativ'. Did you mean 'native'"):
         make_slots(EnvSettings("cartpole", vector="nativ"), 1)
 
 
@@ -110,14 +110,14 @@ def test_an_unknown_way_to_step() -> None:
         (partial(Samples, BOX), "auto", SteppedSlots),
     ],
 )
-def test_which_slots_there_are(env: Any, vector: str, kind: type) -> None:
+def test_the_class_of_the_slots(env: Any, vector: str, kind: type) -> None:
     slots = make_slots(EnvSettings(env, vector=vector), 3)
     assert type(slots) is kind
     assert slots.num == 3
     slots.close()
 
 
-def test_a_vector_of_a_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_registered_vector_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     def vector(num_envs: int) -> Any:
         return SyncVectorEnv([lambda: Samples(BOX)] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
 
@@ -128,22 +128,22 @@ def test_a_vector_of_a_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("env", ["acrobot", Samples])
-def test_no_vector_of_its_own(env: Any) -> None:
-    with pytest.raises(ConfigError, match=r"no vector of its own. Use --vector auto"):
+def test_no_native_vector_environment(env: Any) -> None:
+    with pytest.raises(ConfigError, match=r"no native vector environment. Use --vector auto"):
         make_slots(EnvSettings(env, vector="native"), 1)
 
 
-def test_a_vector_that_lacks_a_package_falls_back_unless_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vector_without_its_package_falls_back_unless_it_was_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     def vector(num_envs: int) -> Any:
         raise ImportError("No module named 'jax'")
 
     register(monkeypatch, vector)
     assert isinstance(make_slots(EnvSettings("Own-v0"), 2), SteppedSlots)
-    with pytest.raises(ConfigError, match=r"Own-v0 needs something that is not installed .*jax"):
+    with pytest.raises(ConfigError, match=r"Own-v0 needs a package that is not installed .*jax"):
         make_slots(EnvSettings("Own-v0", vector="native"), 2)
 
 
-def test_the_mask_of_taxi_goes_into_the_observation() -> None:
+def test_the_mask_of_taxi_becomes_part_of_the_observation() -> None:
     slots = make_slots(EnvSettings(TAXI), 2)
     plain = gym.make(TAXI)
     assert slots.observation_space["observation"] == plain.observation_space  # type: ignore[index]
@@ -156,8 +156,8 @@ def test_the_mask_of_taxi_goes_into_the_observation() -> None:
         assert 0 < obs["action_mask"][slot].sum() < 6
     allowed = obs["action_mask"].argmax(1)
     slots.step(allowed, [0, 1], obs, np.zeros(2, np.float32), np.zeros((2, 2), bool))
-    seen, _, _, _, info = plain.step(int(allowed[1]))
-    assert obs["observation"][1] == seen
+    next_obs, _, _, _, info = plain.step(int(allowed[1]))
+    assert obs["observation"][1] == next_obs
     np.testing.assert_array_equal(obs["action_mask"][1], info["action_mask"])
     slots.close()
 
@@ -177,8 +177,8 @@ def test_a_policy_takes_no_action_that_taxi_forbids() -> None:
     slots.close()
 
 
-def test_a_mask_beside_an_observation_of_parts() -> None:
-    """What a network sees is then the parts, and not the observation that has them."""
+def test_a_mask_beside_a_dict_observation() -> None:
+    """The network then sees the parts of the Dict."""
     inner = spaces.Dict({"x": BOX, "y": spaces.Discrete(3)})
     env = make_env(EnvSettings(lambda: Masked(inner)))
     policy = make_policy(env.observation_space, env.action_space, hidden=(4,), seed=0)
@@ -187,8 +187,8 @@ def test_a_mask_beside_an_observation_of_parts() -> None:
         "observation": {"x": first["observation"]["x"][None], "y": np.array([first["observation"]["y"]])},
         "action_mask": first["action_mask"][None],
     }
-    drawn = {int(policy.act(obs, {}, np.random.default_rng(seed))[0][0]) for seed in range(30)}
-    assert drawn == {0, 2}
+    sampled = {int(policy.act(obs, {}, np.random.default_rng(seed))[0][0]) for seed in range(30)}
+    assert sampled == {0, 2}
 
 
 def test_masks_change_with_every_step() -> None:
@@ -202,23 +202,23 @@ def test_without_a_mask_nothing_is_wrapped() -> None:
     env = make_env(EnvSettings(partial(Samples, BOX)))
     assert type(env) is Samples
     continuous = make_env(EnvSettings(partial(Samples, BOX, BOX)))
-    assert continuous.shown == []  # type: ignore[attr-defined]  # there is nothing to choose, so it is not asked
+    assert continuous.shown == []  # type: ignore[attr-defined]  # no discrete actions, so it is not reset to look for a mask
     own = spaces.Dict({"observation": BOX, "action_mask": spaces.MultiBinary(3)})
     assert type(make_env(EnvSettings(partial(Samples, own)))) is Samples
 
 
-def test_an_environment_that_cannot_be_reset_can_be_made() -> None:
-    """The collector tells of it, with the place."""
-    assert type(make_env(EnvSettings(partial(Untouchable, BOX)))) is Untouchable
+def test_an_environment_that_fails_on_reset_can_be_made() -> None:
+    """The collector reports the error, with the slot."""
+    assert type(make_env(EnvSettings(partial(FailsOnReset, BOX)))) is FailsOnReset
 
 
 class Pool:
-    """A stand-in for EnvPool: a module and the environment that it makes, which answers in an order of its own."""
+    """A stand-in for EnvPool: a module, and the environment that it makes, which answers in reverse order."""
 
     observation_space, action_space = spaces.Box(-np.inf, np.inf, (2,)), spaces.Discrete(3)
 
     def __init__(self) -> None:
-        self.made: dict[str, Any] = {}
+        self.arguments: dict[str, Any] = {}
         self.sent: list[Any] = []
         self.closed = False
 
@@ -226,7 +226,7 @@ class Pool:
         return ["CartPole-v1", "Pong-v5"]
 
     def make(self, name: str, **settings: Any) -> "Pool":
-        self.made = {"name": name, **settings}
+        self.arguments = {"name": name, **settings}
         return self
 
     def reset(self, slots: np.ndarray) -> tuple[Any, dict[str, Any]]:
@@ -241,20 +241,20 @@ class Pool:
         self.closed = True
 
 
-def test_envpool_is_told_the_seed_and_answers_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_envpool_gets_the_seed_and_may_answer_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = Pool()
     monkeypatch.setitem(sys.modules, "envpool", pool)
     slots = make_slots(EnvSettings("cartpole", {"x": 1}, vector="envpool"), 3, seed=42)
     assert isinstance(slots, EnvPoolSlots)
-    wanted = {"name": "CartPole-v1", "env_type": "gymnasium", "num_envs": 3, "seed": 42, "num_threads": 1, "x": 1}
-    assert pool.made == wanted
+    expected = {"name": "CartPole-v1", "env_type": "gymnasium", "num_envs": 3, "seed": 42, "num_threads": 1, "x": 1}
+    assert pool.arguments == expected
     obs, reward, ended = np.full((3, 2), -1.0), np.full(3, -1.0), np.zeros((2, 3), bool)
     slots.reset([2, 0], [5, 6], obs)
     np.testing.assert_array_equal(obs, [[0, 0], [-1, -1], [2, 0]])
     slots.step(np.array([7, 8, 9]), [1, 2], obs, reward, ended)
-    ((actions, chosen),) = pool.sent
-    assert (actions.tolist(), chosen.tolist()) == ([8, 9], [1, 2])
-    assert (actions.dtype, chosen.dtype) == (np.int32, np.int32)
+    ((actions, slot_ids),) = pool.sent
+    assert (actions.tolist(), slot_ids.tolist()) == ([8, 9], [1, 2])
+    assert (actions.dtype, slot_ids.dtype) == (np.int32, np.int32)
     np.testing.assert_array_equal(obs, [[0, 0], [1, 11], [2, 12]])
     np.testing.assert_array_equal(reward, [-1, 2, 4])
     np.testing.assert_array_equal(ended, [[False, True, False], [False, False, True]])
@@ -262,7 +262,7 @@ def test_envpool_is_told_the_seed_and_answers_in_any_order(monkeypatch: pytest.M
     assert pool.closed
 
 
-def test_what_envpool_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_that_envpool_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "envpool", Pool())
     with pytest.raises(ConfigError, match=r"EnvPool has no 'Acrobot-v1'. Use --vector auto"):
         make_slots(EnvSettings("acrobot", vector="envpool"), 1)

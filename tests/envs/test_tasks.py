@@ -1,10 +1,10 @@
-"""Environments of tasks: what a task is, who draws it, and that it comes from the seed."""
+"""Environments with tasks: what a task is, and that it depends on the seed alone."""
 
 import gymnasium as gym
 import numpy as np
 import pytest
 
-from raceway.envs import EnvSettings, find, give_tasks, has_tasks, make_env, make_slots
+from raceway.envs import EnvSettings, assign_tasks, has_tasks, make_env, make_slots, resolve_env_id
 from raceway.envs.tasks import PointGoals
 from raceway.errors import ConfigError
 
@@ -13,16 +13,16 @@ def bare(name: str, **settings: object) -> gym.Env:
     return make_env(EnvSettings(name, settings))
 
 
-def test_they_have_names() -> None:
-    assert find("point") == "PointGoals-v0"
-    assert find("cheetah-direction") == "HalfCheetahDirection-v0"
+def test_their_names() -> None:
+    assert resolve_env_id("point") == "PointGoals-v0"
+    assert resolve_env_id("cheetah-direction") == "HalfCheetahDirection-v0"
     assert bare("point").spec.max_episode_steps == 50  # type: ignore[union-attr]
 
 
 # Points.
 
 
-def test_goals_are_where_they_should_be() -> None:
+def test_goals_are_in_their_region() -> None:
     square = PointGoals(size=0.5).sample_tasks(1000, seed=1)
     assert square.shape == (1000, 2)
     assert (abs(square) <= 0.5).all()
@@ -47,8 +47,8 @@ def test_a_step_is_bounded_and_costs_the_distance() -> None:
     env.set_task(np.array([0.3, -0.4]))
     first, _ = env.reset(seed=0)
     assert first.tolist() == [0, 0]
-    seen, reward, terminated, truncated, _ = env.step(np.array([7.0, -0.5], np.float32))
-    assert np.allclose(seen, [0.1, -0.05])
+    obs, reward, terminated, truncated, _ = env.step(np.array([7.0, -0.5], np.float32))
+    assert np.allclose(obs, [0.1, -0.05])
     assert reward == pytest.approx(-np.hypot(0.2, 0.35))
     assert (terminated, truncated) == (False, False)
 
@@ -61,7 +61,7 @@ def test_an_episode_ends_at_the_goal() -> None:
     assert env.step(np.array([0.45, 0.0], np.float32))[2] is True
 
 
-def test_a_task_stays_and_without_one_every_episode_has_its_own() -> None:
+def test_a_task_stays_set_and_without_one_every_episode_has_its_own() -> None:
     def first_reward(env: gym.Env, seed: int) -> float:
         env.reset(seed=seed)
         return float(env.step(np.zeros(2, np.float32))[1])
@@ -102,7 +102,7 @@ def test_half_of_the_directions_are_forward() -> None:
     env.close()
 
 
-def test_without_a_task_the_direction_comes_with_the_episode() -> None:
+def test_without_a_task_the_direction_depends_on_the_episode() -> None:
     pytest.importorskip("mujoco")
     env = bare("cheetah-direction")
     signs = []
@@ -120,23 +120,23 @@ def test_without_a_task_the_direction_comes_with_the_episode() -> None:
 
 def test_every_shard_has_its_task() -> None:
     goals = PointGoals().sample_tasks
-    found = {}
+    tasks = {}
     for shard in (0, 2):
         for number in (0, 1):
             slots = make_slots(EnvSettings("point"), 3)
             assert has_tasks(slots)
-            give_tasks(slots, seed=5, number=number, shard=shard, num_shards=4)
-            told = [env.unwrapped._task.tolist() for env in slots.envs]  # type: ignore[attr-defined]
-            assert told[0] == told[1] == told[2]
-            found[shard, number] = tuple(told[0])
+            assign_tasks(slots, seed=5, number=number, shard=shard, num_shards=4)
+            env_tasks = [env.unwrapped._task.tolist() for env in slots.envs]  # type: ignore[attr-defined]
+            assert env_tasks[0] == env_tasks[1] == env_tasks[2]
+            tasks[shard, number] = tuple(env_tasks[0])
             slots.close()
-    assert len(set(found.values())) == 4
-    assert found[0, 0] not in {tuple(goal) for goal in goals(4, seed=5).tolist()}  # a seed of their own
+    assert len(set(tasks.values())) == 4
+    assert tasks[0, 0] not in {tuple(goal) for goal in goals(4, seed=5).tolist()}  # sampled with a derived seed
 
 
 def test_environments_without_tasks_are_refused() -> None:
     slots = make_slots(EnvSettings("pendulum"), 1)
     assert not has_tasks(slots)
     with pytest.raises(ConfigError, match="no tasks"):
-        give_tasks(slots, seed=0, number=0, shard=0, num_shards=1)
+        assign_tasks(slots, seed=0, number=0, shard=0, num_shards=1)
     slots.close()

@@ -1,4 +1,4 @@
-"""Small environments for tests of the slots they are played in."""
+"""Small environments for tests of slots."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-PICTURE = spaces.Box(0, 255, (6, 5, 3), np.uint8)
+IMAGE = spaces.Box(0, 255, (6, 5, 3), np.uint8)
 SPACES: dict[str, spaces.Space] = {
     "box": spaces.Box(-100, 100, (2, 3)),
     "scalar": spaces.Box(-100, 100, ()),
@@ -14,14 +14,14 @@ SPACES: dict[str, spaces.Space] = {
     "discrete": spaces.Discrete(50, start=3),
     "multidiscrete": spaces.MultiDiscrete([5, 60], start=[0, -2]),
     "multibinary": spaces.MultiBinary(4),
-    "picture": PICTURE,
-    "dict": spaces.Dict({"picture": PICTURE, "inner": spaces.Dict({"one": spaces.Discrete(9)})}),
+    "image": IMAGE,
+    "dict": spaces.Dict({"image": IMAGE, "inner": spaces.Dict({"number": spaces.Discrete(9)})}),
     "tuple": spaces.Tuple([spaces.Discrete(7), spaces.Box(-9, 9, (2,)), spaces.Tuple([spaces.MultiBinary(2)])]),
 }
 
 
 class Samples(gym.Env[Any, Any]):
-    """Shows samples of a space: which ones is decided by the seed of the episode, and by the actions."""
+    """Returns samples of a space as observations, determined by the seed of the episode."""
 
     def __init__(self, space: spaces.Space, action_space: spaces.Space | None = None, length: int = 4) -> None:
         self.observation_space = space
@@ -29,7 +29,7 @@ class Samples(gym.Env[Any, Any]):
         self.length = length
         self.actions: list[Any] = []
         self.shown: list[Any] = []
-        """What was observed, since the beginning."""
+        """All observations since the environment was made."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -49,20 +49,20 @@ class Samples(gym.Env[Any, Any]):
 
 
 def as_tree(value: Any) -> Any:
-    """Return an observation in the form that arrays have: with mappings for tuples."""
+    """Return an observation with mappings instead of tuples, as in the arrays."""
     if isinstance(value, dict):
         return {key: as_tree(part) for key, part in value.items()}
     if isinstance(value, tuple):
-        return {str(place): as_tree(part) for place, part in enumerate(value)}
+        return {str(index): as_tree(part) for index, part in enumerate(value)}
     return value
 
 
-def assert_same(found: Any, wanted: Any) -> None:
-    """Compare two trees, in which floats may have lost what 32 bits do not hold."""
-    if isinstance(wanted, dict):
-        assert found.keys() == wanted.keys()
-        for key in wanted:
-            assert_same(found[key], wanted[key])
+def assert_same(actual: Any, expected: Any) -> None:
+    """Compare two trees, to the precision of 32-bit floats."""
+    if isinstance(expected, dict):
+        assert actual.keys() == expected.keys()
+        for key in expected:
+            assert_same(actual[key], expected[key])
     else:
-        np.testing.assert_allclose(found, wanted, rtol=1e-6)
-        assert np.shape(found) == np.shape(wanted)
+        np.testing.assert_allclose(actual, expected, rtol=1e-6)
+        assert np.shape(actual) == np.shape(expected)

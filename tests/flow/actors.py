@@ -1,4 +1,4 @@
-"""Actors that the tests of flows run on."""
+"""Actors and operators for the tests of flows."""
 
 import os
 import signal
@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from raceway.engine import make_engine
-from raceway.engine._core import EngineCore
-from raceway.engine.base import Actor, Home
+from raceway.engine.base import Actor, ActorContext, Engine
 from raceway.flow import Shard, StreamEnd, create, injected
 
 
 class Counter:
-    """Makes (its number, count) and remembers in which order it was asked what."""
+    """Produces (its number, count), and logs its calls in order."""
 
     def __init__(self, number: int = 0, last: int = 10**9) -> None:
         self.number = number
@@ -53,7 +52,7 @@ class Counter:
 
 
 class Countdown:
-    """An iterator, with an end, that can be stopped and go on."""
+    """A finite iterator with a state."""
 
     def __init__(self, start: int) -> None:
         self.left = start
@@ -75,7 +74,7 @@ class Countdown:
 
 
 class Aggregator:
-    """An actor that owns a flow over actors of its own."""
+    """An actor that runs a flow over its own actors."""
 
     def __init__(self, engine: str, num_workers: int) -> None:
         self.engine = make_engine(engine)
@@ -86,13 +85,13 @@ class Aggregator:
     def total(self) -> int:
         return next(self.run)
 
-    def shut(self) -> None:
+    def shut_down(self) -> None:
         self.run.close()
         self.engine.close()
 
 
 class Fragile:
-    """Counts, and dies or raises when told to."""
+    """Produces (its number, count, weights). Tests kill it."""
 
     def __init__(self, number: int = 0) -> None:
         self.number = number
@@ -110,17 +109,17 @@ class Fragile:
         raise ValueError(f"no weights {weights}")
 
 
-def num_guests(home: Home) -> int:
-    return len([key for key in home.guests if key != "version"])
+def _count_guests(context: ActorContext) -> int:
+    return len([key for key in context.guests if key != "version"])
 
 
-def guests(actor: Actor) -> int:
-    """Return how many shards live on an actor."""
-    return int(actor.engine.send(actor, actor.engine.message(num_guests)).result(30))
+def num_guests(actor: Actor) -> int:
+    """Return the number of shards and operators that live on an actor."""
+    return int(actor.engine.send(actor, actor.engine.message(_count_guests)).result(30))
 
 
-def die_on(value: Any, *, bad: Any, marker: str, how: str = "kill") -> Any:
-    """Do something bad to the process that handles a certain item, the first time (there is a file to tell)."""
+def fail_on(value: Any, *, bad: Any, marker: str, how: str = "kill") -> Any:
+    """Kill or hang the process, or raise, on the item `bad`, if the file `marker` does not exist yet."""
     if value == bad and not os.path.exists(marker):
         with open(marker, "w"):
             pass
@@ -133,7 +132,7 @@ def die_on(value: Any, *, bad: Any, marker: str, how: str = "kill") -> Any:
 
 
 class Sum:
-    """Keeps a running sum: an operator with a state, of plain attributes."""
+    """A running sum: an operator whose state is a plain attribute."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -144,7 +143,7 @@ class Sum:
 
 
 class Pairs:
-    """Holds every first item back until the second is there."""
+    """Holds every first item back until the second arrives."""
 
     def __init__(self) -> None:
         self.first: Any = None
@@ -160,6 +159,6 @@ class Pairs:
         return [] if self.first is None else [(self.first[0],)]
 
 
-def two_counters(engine: EngineCore) -> list[Actor]:
-    """Spawn two actors that count what they make."""
+def two_counters(engine: Engine) -> list[Actor]:
+    """Spawn two Counters."""
     return [engine.spawn(Counter, (number,), name=f"counter-{number}") for number in range(2)]

@@ -2,8 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from raceway.engine._core import EngineCore
-from raceway.engine.base import Actor
+from raceway.engine.base import Actor, Engine
 from tests.engine.conftest import make
 from tests.flow.actors import two_counters
 
@@ -11,11 +10,11 @@ ENGINES = ("inline", "process", "ray")
 
 
 @pytest.fixture(params=ENGINES)
-def engine(request: pytest.FixtureRequest) -> Iterator[EngineCore]:
-    with make(request.param, request) as made:
-        yield made
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    with make(request.param, request) as engine:
+        yield engine
 
 
 @pytest.fixture
-def actors(engine: EngineCore) -> list[Actor]:
+def actors(engine: Engine) -> list[Actor]:
     return two_counters(engine)

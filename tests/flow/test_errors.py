@@ -1,4 +1,4 @@
-"""Errors that say which operator, on what, added where, and then the user's own traceback."""
+"""Errors name the operator, the shard, the item and the line, followed by the user's own traceback."""
 
 import inspect
 import io
@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from raceway.engine import make_engine
-from raceway.engine._core import EngineCore
-from raceway.engine.base import Actor
+from raceway.engine.base import Actor, Engine
 from raceway.errors import ConfigError, FlowError, OperatorError
 from raceway.flow import Iter, ParIter, RateLimit, create, injected, union, union_async
 
@@ -43,9 +42,9 @@ def test_an_error_on_a_shard(actors: list[Actor]) -> None:
     assert trace.startswith("Traceback (most recent call last):\n")
     assert [line.split("in ")[1] for line in trace.splitlines() if line.startswith("  File ")] == ["divide", "helper"]
     assert trace.endswith("ZeroDivisionError: division by zero\n")
-    shown = "".join(traceback.format_exception(error))
-    assert shown.count("in helper") == 1
-    assert "/engine/" not in shown[shown.index("ZeroDivisionError: division by zero\n\nThe above") :].partition(head)[2]
+    text = "".join(traceback.format_exception(error))
+    assert text.count("in helper") == 1
+    assert "/engine/" not in text[text.index("ZeroDivisionError: division by zero\n\nThe above") :].partition(head)[2]
 
 
 @pytest.mark.parametrize("on", ["driver", "thread"])
@@ -59,7 +58,7 @@ def test_an_error_in_the_driver(on: str) -> None:
     assert info.value.frames.tb_frame.f_code.co_name == "divide"
 
 
-def test_an_error_on_an_actor_of_its_own(engine: EngineCore) -> None:
+def test_an_error_on_a_dedicated_actor(engine: Engine) -> None:
     learner = engine.spawn(dict, name="learner")
     with pytest.raises(OperatorError, match=r"for_each\(divide, on=learner, queue=2\) failed") as info:
         list(Iter.from_range(8).for_each(divide, on=learner))
@@ -91,7 +90,7 @@ def test_a_source_that_raises(actors: list[Actor]) -> None:
         list(create(actors).gather_sync())
 
 
-def test_stop_iteration_is_an_error_and_not_the_end(actors: list[Actor]) -> None:
+def test_stop_iteration_is_an_error_not_an_end(actors: list[Actor]) -> None:
     flows: list[Iter[Any]] = [
         create(actors, "stop_iteration").gather_async(),
         ParIter.from_range(3, actors).for_each(lambda _: next(iter(()))).gather_sync(),
@@ -104,26 +103,26 @@ def test_stop_iteration_is_an_error_and_not_the_end(actors: list[Actor]) -> None
             list(flow)
 
 
-def test_an_error_that_cannot_travel_is_told_all_the_same(actors: list[Actor]) -> None:
-    class Stubborn(Exception):
+def test_an_error_that_cannot_be_pickled_is_reported(actors: list[Actor]) -> None:
+    class Unpicklable(Exception):
         def __init__(self, lock: Any) -> None:
-            super().__init__("stubborn")
+            super().__init__("has a lock")
             self.lock = lock
 
     def fail(value: int) -> None:
-        raise Stubborn(threading.Lock())
+        raise Unpicklable(threading.Lock())
 
-    with pytest.raises(OperatorError, match="Stubborn: stubborn"):
+    with pytest.raises(OperatorError, match="Unpicklable: has a lock"):
         list(ParIter.from_range(3, actors).for_each(fail).gather_sync())
 
 
 def test_an_item_whose_repr_fails_or_is_long() -> None:
-    class Bad:
+    class BadRepr:
         def __repr__(self) -> str:
             raise ValueError
 
-    with pytest.raises(OperatorError, match="Bad whose repr fails"):
-        list(Iter.from_items([Bad()]).for_each(lambda x: 1 // 0))
+    with pytest.raises(OperatorError, match="BadRepr whose repr fails"):
+        list(Iter.from_items([BadRepr()]).for_each(lambda x: 1 // 0))
     with pytest.raises(OperatorError) as info:
         list(Iter.from_items([list(range(10**5))]).for_each(lambda x: 1 // 0))
     assert len(info.value.item) <= 200
@@ -136,7 +135,7 @@ def test_an_operator_that_cannot_be_sent_is_named(actors: list[Actor]) -> None:
         list(flow)
 
 
-def test_a_flow_that_failed_is_over(actors: list[Actor]) -> None:
+def test_a_run_that_failed_is_closed(actors: list[Actor]) -> None:
     run = iter(ParIter.from_range(8, actors).for_each(divide).gather_sync())
     with pytest.raises(OperatorError):
         list(run)
@@ -145,7 +144,7 @@ def test_a_flow_that_failed_is_over(actors: list[Actor]) -> None:
 
 def test_a_par_iter_must_be_gathered(actors: list[Actor]) -> None:
     stream = ParIter.from_range(3, actors)
-    with pytest.raises(ConfigError, match=r"many streams.*gather_sync\(\) or gather_async\(\): from_range"):
+    with pytest.raises(ConfigError, match=r"one stream per shard.*gather_sync\(\) or gather_async\(\): from_range"):
         list(stream)
     with pytest.raises(ConfigError, match=r"takes sequential streams \(gather a ParIter first\)"):
         union(stream)  # type: ignore[arg-type]
@@ -162,11 +161,11 @@ def test_branches_and_weights_are_checked() -> None:
     for weight in ("2", 0, -1, float("nan"), float("inf"), True, None):
         with pytest.raises(ConfigError, match=r"weight of branch 'store' must be a number above 0, not"):
             union(**streams, weights={"store": weight})  # type: ignore[dict-item]
-    with pytest.raises(ConfigError, match="2 branches was given 3 weights"):
+    with pytest.raises(ConfigError, match="has 2 branches but 3 weights"):
         union(*streams.values(), weights=[1, 2, 3])
     with pytest.raises(ConfigError, match="takes sequential streams"):
         union()
-    with pytest.raises(ConfigError, match="names, each its own"):
+    with pytest.raises(ConfigError, match="distinct names"):
         Iter.from_range(3).split("a", "a")
 
 
@@ -176,21 +175,21 @@ def test_counts_are_checked(actors: list[Actor]) -> None:
         for make in (numbers.batch, numbers.queue, stream.gather_async, stream.shuffle):
             with pytest.raises(ConfigError, match=rf"must be a whole number from 1, not {bad!r}"):
                 make(bad)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"no shard 2: there are 2"):
+    with pytest.raises(ConfigError, match="no shard 2: the shards are numbered from 0 to 1"):
         stream.select_shards(2)
     with pytest.raises(ConfigError, match="list of actors"):
         create([])
     with pytest.raises(ConfigError, match="list of actors"):
         create(["a"])  # type: ignore[list-item]
-    with pytest.raises(ConfigError, match=r"cannot be sent. Give a function"):
+    with pytest.raises(ConfigError, match=r"cannot be sent to an actor\. Pass a function"):
         ParIter.from_iterators([iter(())], actors)
     with pytest.raises(ConfigError, match=r"unknown place for an operator 'tread'. Did you mean 'thread'"):
         numbers.for_each(abs, on="tread")
-    with pytest.raises(ConfigError, match="can be called, not 3"):
+    with pytest.raises(ConfigError, match="callable, not 3"):
         numbers.for_each(3)  # type: ignore[arg-type]
 
 
-def test_operators_cannot_ask_for_what_is_not_there(actors: list[Actor]) -> None:
+def test_operators_can_only_request_what_is_offered(actors: list[Actor]) -> None:
     def wants_actor(value: int, *, actor: Any = injected) -> int:
         return value
 
@@ -204,21 +203,21 @@ def test_operators_cannot_ask_for_what_is_not_there(actors: list[Actor]) -> None
         ParIter.from_range(3, actors).for_each(wants_worker)
 
 
-SEEN: list[list[str]] = []
+STACKS: list[list[str]] = []
 
 
-def look_around(value: int) -> int:
-    SEEN.append([frame.function for frame in inspect.stack()])
+def record_stack(value: int) -> int:
+    STACKS.append([frame.function for frame in inspect.stack()])
     return value
 
 
-def test_a_debugger_steps_into_an_operator_in_a_handful_of_frames() -> None:
-    me = "test_a_debugger_steps_into_an_operator_in_a_handful_of_frames"
-    next(iter(Iter.from_range(3).for_each(look_around)))
-    assert SEEN[-1].index(me) <= 6
+def test_an_operator_is_few_frames_below_its_caller() -> None:
+    this_test = "test_an_operator_is_few_frames_below_its_caller"
+    next(iter(Iter.from_range(3).for_each(record_stack)))
+    assert STACKS[-1].index(this_test) <= 6
     with make_engine("inline") as engine:
-        next(iter(ParIter.from_range(3, [engine.spawn(dict)]).for_each(look_around).gather_sync()))
-    assert SEEN[-1].index(me) <= 15, SEEN[-1]
+        next(iter(ParIter.from_range(3, [engine.spawn(dict)]).for_each(record_stack).gather_sync()))
+    assert STACKS[-1].index(this_test) <= 15, STACKS[-1]
 
 
 def test_pdb_stops_in_the_users_function() -> None:

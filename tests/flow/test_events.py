@@ -1,4 +1,4 @@
-"""Counters and events of a run, and the trace made of them."""
+"""Counters and events of a run, and the trace written from them."""
 
 import json
 from pathlib import Path
@@ -17,12 +17,18 @@ def counters_by_kind(run: Any) -> dict[str, Counters]:
 def test_counters_of_every_node(actors: list[Actor]) -> None:
     flow = ParIter.from_range(20, actors).filter(lambda x: x % 4 < 2).batch(2).gather_async().flatten().for_each(str)
     with flow.start(measure=True) as run:
-        found = list(run)
+        items = list(run)
         counters = counters_by_kind(run)
-    assert len(found) == 10
-    items = {kind: counters[kind].items for kind in counters}
-    assert items == {"from_range": 20, "filter": 20, "batch": 10, "gather_async": 6, "flatten": 6, "for_each": 10}
-    assert all(one.busy >= 0 and one.waiting >= 0 for one in counters.values())
+    assert len(items) == 10
+    assert {kind: counters[kind].items for kind in counters} == {
+        "from_range": 20,
+        "filter": 20,
+        "batch": 10,
+        "gather_async": 6,
+        "flatten": 6,
+        "for_each": 10,
+    }
+    assert all(counter.busy >= 0 and counter.waiting >= 0 for counter in counters.values())
     assert counters["gather_async"].bytes > 0
     assert counters["for_each"].bytes > 0
     assert counters["from_range"].staleness is None
@@ -36,17 +42,17 @@ def test_staleness_is_counted(actors: list[Actor]) -> None:
             next(run)
             send_msg(actors[0], "set_weights", version, version=version)
         gather = counters_by_kind(run)["gather_sync"]
-    # The second actor is never told, so it falls behind by two versions every round.
+    # The second actor never gets a new version, so it falls behind by two every round.
     assert gather.lag_max == 8
     assert gather.staleness is not None
     assert 0 < gather.staleness <= gather.lag_max
 
 
-def test_subscribers_are_told(actors: list[Actor]) -> None:
+def test_subscribers_receive_events(actors: list[Actor]) -> None:
     events: list[Event] = []
     flow = ParIter.from_range(10, actors).for_each(abs).gather_sync()
     run = flow.start()
-    leave = run.subscribe(events.append)
+    unsubscribe = run.subscribe(events.append)
     list(run)
     kinds = [event.kind for event in events]
     assert kinds[0] == "start"
@@ -56,22 +62,22 @@ def test_subscribers_are_told(actors: list[Actor]) -> None:
         "for_each(abs)",
         "gather_sync",
     ]
-    told = [item for event in events if event.kind == "items" for item in event.data["items"]]
-    assert sorted((shard, sequence) for _, shard, sequence, _, _ in told) == [
+    arrivals = [item for event in events if event.kind == "items" for item in event.data["items"]]
+    assert sorted((shard, sequence) for _, shard, sequence, _, _ in arrivals) == [
         (s, n) for s in range(2) for n in range(5)
     ]
     last = [event for event in events if event.kind == "counters"][-1]
     assert [counters.items for counters in last.data["nodes"].values()] == [10, 10, 10]
-    leave()
+    unsubscribe()
     json.dumps(events)
 
 
-def test_a_subscriber_may_leave() -> None:
+def test_unsubscribe() -> None:
     events: list[Event] = []
     run = Iter.from_range(10).start()
-    leave = run.subscribe(events.append)
+    unsubscribe = run.subscribe(events.append)
     next(run)
-    leave()
+    unsubscribe()
     del events[:]
     list(run)
     assert events == []
@@ -93,7 +99,7 @@ def test_a_trace_for_perfetto(actors: list[Actor], tmp_path: Path) -> None:
     assert {"driver", "shard 0", "shard 1", "gather_async(num_async=1)"} <= names
 
 
-def test_a_subscriber_hears_while_the_driver_waits() -> None:
+def test_subscribers_receive_events_while_the_driver_waits() -> None:
     import time
 
     events: list[Event] = []

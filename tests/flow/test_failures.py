@@ -1,4 +1,4 @@
-"""What becomes of shards that fail: restarted, dropped, or an error."""
+"""Failure policies: shards that fail are restarted or dropped, or the flow raises."""
 
 import os
 import signal
@@ -12,45 +12,45 @@ from typing import Any
 import pytest
 
 from raceway.engine import make_engine
-from raceway.engine._core import EngineCore
-from raceway.engine.base import Actor
+from raceway.engine.base import Actor, Engine
 from raceway.errors import ActorDied, ConfigError, DeadlineExceeded, OperatorError, ShardFailed
 from raceway.flow import Event, Iter, ParIter, Run, create, send_msg
 from tests.conftest import GENEROUS
 from tests.engine.conftest import engines
-from tests.flow.actors import Counter, Fragile, Sum, die_on
+from tests.flow.actors import Counter, Fragile, Sum, fail_on
 
 REMOTE = ("process", "ray")
 
 
 @pytest.fixture
-def fragile(engine: EngineCore) -> list[Actor]:
+def fragile(engine: Engine) -> list[Actor]:
     return [engine.spawn(Fragile, (number,), name=f"fragile-{number}") for number in range(2)]
 
 
-def watched(flow: Iter[Any]) -> tuple[Run[Any], list[Event]]:
+def start_and_record(flow: Iter[Any]) -> tuple[Run[Any], list[Event]]:
+    """Start a run, and return it with a list that its events are added to."""
     run, events = flow.start(), []
     run.subscribe(events.append)
     return run, events
 
 
-def of_kind(events: list[Event], kind: str) -> list[Event]:
+def events_of_kind(events: list[Event], kind: str) -> list[Event]:
     return [event for event in events if event.kind == kind]
 
 
 @pytest.mark.parametrize("gather", ["gather_sync", "gather_async"])
 @pytest.mark.parametrize("how", ["kill", "raise"])
 @engines(*REMOTE)
-def test_a_restarted_shard_goes_on_after_what_was_delivered(
+def test_a_restarted_shard_continues_after_the_last_item(
     fragile: list[Actor], tmp_path: Path, gather: str, how: str
 ) -> None:
-    dies = partial(die_on, bad=10, marker=str(tmp_path / "died"), how=how)
+    dies = partial(fail_on, bad=10, marker=str(tmp_path / "died"), how=how)
     shards = ParIter.from_range(24, fragile).for_each(dies).for_each(lambda x: -x).on_failure("restart")
     flow = shards.gather_sync().flatten() if gather == "gather_sync" else shards.gather_async()
-    run, events = watched(flow)
-    assert sorted(run) == sorted(-x for x in range(24))  # nothing lost, nothing twice: the transformations are back
+    run, events = start_and_record(flow)
+    assert sorted(run) == sorted(-x for x in range(24))  # nothing is lost or repeated, and the operators are back
     assert run.counts == {"restarted": 1, "lost": 0}
-    (event,) = of_kind(events, "restarted")
+    (event,) = events_of_kind(events, "restarted")
     assert (event.data["shard"], event.data["actor"], event.data["lost"]) == (0, "fragile-0", 0)
     assert (
         ("SIGKILL" in event.data["error"] or "died" in event.data["error"])
@@ -61,43 +61,47 @@ def test_a_restarted_shard_goes_on_after_what_was_delivered(
 
 @engines("inline")
 def test_restart_on_the_inline_engine(fragile: list[Actor], tmp_path: Path) -> None:
-    dies = partial(die_on, bad=4, marker=str(tmp_path / "died"), how="raise")
-    run, _ = watched(ParIter.from_range(12, fragile).for_each(dies).on_failure("restart").gather_async())
+    dies = partial(fail_on, bad=4, marker=str(tmp_path / "died"), how="raise")
+    run, _ = start_and_record(ParIter.from_range(12, fragile).for_each(dies).on_failure("restart").gather_async())
     assert sorted(run) == list(range(12))
     assert run.counts["restarted"] == 1
 
 
 @engines(*REMOTE)
-def test_with_several_requests_out_nothing_is_lost_or_seen_twice(fragile: list[Actor], tmp_path: Path) -> None:
-    dies = partial(die_on, bad=30, marker=str(tmp_path / "died"))
-    run, _ = watched(ParIter.from_range(80, fragile).for_each(dies).on_failure("restart").gather_async(num_async=4))
+def test_with_several_outstanding_requests_nothing_is_lost_or_repeated(fragile: list[Actor], tmp_path: Path) -> None:
+    dies = partial(fail_on, bad=30, marker=str(tmp_path / "died"))
+    run, _ = start_and_record(
+        ParIter.from_range(80, fragile).for_each(dies).on_failure("restart").gather_async(num_async=4)
+    )
     assert sorted(run) == list(range(80))
     assert run.counts["restarted"] == 1
 
 
 @engines(*REMOTE)
-def test_what_operators_held_is_counted_as_lost(fragile: list[Actor], tmp_path: Path) -> None:
-    dies = partial(die_on, bad=8, marker=str(tmp_path / "died"))
+def test_items_held_by_operators_are_counted_as_lost(fragile: list[Actor], tmp_path: Path) -> None:
+    dies = partial(fail_on, bad=8, marker=str(tmp_path / "died"))
     flow = ParIter.from_range(40, fragile, num_shards=1).flat_map(lambda x: [x, x]).batch(3).for_each(lambda x: x)
-    run, _ = watched(flow.for_each(lambda batch: [dies(x) for x in batch]).on_failure("restart").gather_async())
-    found = [x for batch in run for x in batch]
-    assert set(found) >= set(range(40)) - {7, 8, 9}
-    assert run.counts["lost"] >= 80 - len(found) > 0
+    run, _ = start_and_record(
+        flow.for_each(lambda batch: [dies(x) for x in batch]).on_failure("restart").gather_async()
+    )
+    received = [x for batch in run for x in batch]
+    assert set(received) >= set(range(40)) - {7, 8, 9}
+    assert run.counts["lost"] >= 80 - len(received) > 0
 
 
 @engines(*REMOTE)
-def test_the_hook_has_run_before_the_next_item(fragile: list[Actor]) -> None:
+def test_on_restart_messages_are_handled_before_the_next_item(fragile: list[Actor]) -> None:
     version = 0
 
-    def current_weights(actor: Actor) -> Any:
+    def send_weights(actor: Actor) -> Any:
         return send_msg(actor, "set_weights", version, version=version)
 
-    flow = create(fragile, "make").on_failure("restart", on_restart=current_weights).gather_sync()
+    flow = create(fragile, "make").on_failure("restart", on_restart=send_weights).gather_sync()
     with flow.start() as run:
         assert next(run) == [(0, 1, 0), (1, 1, 0)]
         version = 7
         for actor in fragile:
-            current_weights(actor).result(GENEROUS)
+            send_weights(actor).result(GENEROUS)
         os.kill(fragile[0].pid or 0, signal.SIGKILL) if fragile[0].pid else fragile[0].engine.kill(fragile[0])
         rounds = [next(run) for _ in range(4)]
         assert all(weights == 7 for items in rounds for _, _, weights in items)
@@ -107,7 +111,7 @@ def test_the_hook_has_run_before_the_next_item(fragile: list[Actor]) -> None:
 
 
 @engines("process")
-def test_a_hook_that_fails_is_a_failure(fragile: list[Actor]) -> None:
+def test_a_failed_on_restart_message_is_a_failure(fragile: list[Actor]) -> None:
     flow = create(fragile, "make").on_failure(
         "restart", on_restart=lambda actor: actor.call("bad_weights", 3), budget=2
     )
@@ -120,40 +124,40 @@ def test_a_hook_that_fails_is_a_failure(fragile: list[Actor]) -> None:
 
 @engines(*REMOTE)
 def test_a_shard_that_hangs_is_killed_at_its_deadline(fragile: list[Actor], tmp_path: Path) -> None:
-    hangs = partial(die_on, bad=6, marker=str(tmp_path / "hung"), how="hang")
+    hangs = partial(fail_on, bad=6, marker=str(tmp_path / "hung"), how="hang")
     flow = ParIter.from_range(20, fragile).for_each(hangs).on_failure("restart", deadline=1.0).gather_async()
-    run, events = watched(flow)
+    run, events = start_and_record(flow)
     assert sorted(run) == list(range(20))
-    (event,) = of_kind(events, "restarted")
+    (event,) = events_of_kind(events, "restarted")
     assert "ran for more than 1 s" in event.data["error"]
 
 
 @engines("process")
-def test_the_others_go_on_while_one_hangs(fragile: list[Actor], tmp_path: Path) -> None:
-    hangs = partial(die_on, bad=0, marker=str(tmp_path / "hung"), how="hang")
+def test_other_shards_continue_while_one_hangs(fragile: list[Actor], tmp_path: Path) -> None:
+    hangs = partial(fail_on, bad=0, marker=str(tmp_path / "hung"), how="hang")
     flow = ParIter.from_range(2000, fragile).for_each(hangs).on_failure("restart", deadline=0.5).gather_async()
-    found = list(flow)
-    assert sorted(found) == list(range(2000))
-    assert found.index(0) > 500
+    items = list(flow)
+    assert sorted(items) == list(range(2000))
+    assert items.index(0) > 500
 
 
 @pytest.mark.parametrize("how", ["kill", "raise"])
 @engines(*REMOTE)
-def test_a_dropped_shard_leaves_and_the_others_go_on(fragile: list[Actor], tmp_path: Path, how: str) -> None:
-    dies = partial(die_on, bad=4, marker=str(tmp_path / "died"), how=how)
-    run, events = watched(ParIter.from_range(12, fragile).for_each(dies).on_failure("drop").gather_sync())
+def test_other_shards_continue_after_a_drop(fragile: list[Actor], tmp_path: Path, how: str) -> None:
+    dies = partial(fail_on, bad=4, marker=str(tmp_path / "died"), how=how)
+    run, events = start_and_record(ParIter.from_range(12, fragile).for_each(dies).on_failure("drop").gather_sync())
     assert [list(items) for items in run] == [[0, 1], [2, 3], [5], [7], [9], [11]]
     assert run.counts == {"dropped": 1, "lost": 1}
-    assert [event.data["shard"] for event in of_kind(events, "dropped")] == [0]
+    assert [event.data["shard"] for event in events_of_kind(events, "dropped")] == [0]
 
 
-def test_the_last_shard_is_not_dropped_but_raises(fragile: list[Actor]) -> None:
+def test_the_last_shard_is_not_dropped(fragile: list[Actor]) -> None:
     flow = ParIter.from_range(4, fragile).for_each(lambda x: 1 // 0).on_failure("drop", budget=5).gather_async()
     with pytest.raises(OperatorError, match="ZeroDivisionError"):
         list(flow)
 
 
-def test_the_budget_of_drops(engine: EngineCore) -> None:
+def test_drop_budget(engine: Engine) -> None:
     actors = [engine.spawn(Fragile) for _ in range(4)]
     failing = ParIter.from_range(4, actors).for_each(lambda x: 1 // (x == 3))
     with pytest.raises(OperatorError):
@@ -161,37 +165,39 @@ def test_the_budget_of_drops(engine: EngineCore) -> None:
     assert list(failing.on_failure("drop", budget=3).gather_async()) == [1]
 
 
-def test_the_budget_of_restarts(fragile: list[Actor]) -> None:
+def test_restart_budget(fragile: list[Actor]) -> None:
     flow = (
         ParIter.from_range(8, fragile).for_each(lambda x: 1 // (x - 4)).on_failure("restart", budget=2).gather_async()
     )
-    with pytest.raises(ShardFailed, match=r"shard 0 of from_range.*failed once too often.*restarted 2 times") as info:
+    with pytest.raises(
+        ShardFailed, match=r"shard 0 of from_range.*restart budget is used up.*restarted 2 times"
+    ) as info:
         list(flow)
     assert isinstance(info.value.__cause__, OperatorError)
 
 
 @engines(*REMOTE)
-def test_by_default_a_dead_actor_raises(fragile: list[Actor], tmp_path: Path) -> None:
-    dies = partial(die_on, bad=4, marker=str(tmp_path / "died"))
-    run, events = watched(ParIter.from_range(12, fragile).for_each(dies).gather_async())
+def test_a_dead_actor_raises_by_default(fragile: list[Actor], tmp_path: Path) -> None:
+    dies = partial(fail_on, bad=4, marker=str(tmp_path / "died"))
+    run, events = start_and_record(ParIter.from_range(12, fragile).for_each(dies).gather_async())
     with pytest.raises(ShardFailed, match=r"shard 0 of from_range\(12.*fragile-0 failed: ActorDied") as info:
         list(run)
     assert isinstance(info.value.__cause__, ActorDied)
-    assert [event.data["shard"] for event in of_kind(events, "failed")] == [0]
+    assert [event.data["shard"] for event in events_of_kind(events, "failed")] == [0]
     assert list(run) == []
 
 
 @engines("process")
 def test_a_deadline_without_a_policy_raises(fragile: list[Actor], tmp_path: Path) -> None:
-    hangs = partial(die_on, bad=2, marker=str(tmp_path / "hung"), how="hang")
+    hangs = partial(fail_on, bad=2, marker=str(tmp_path / "hung"), how="hang")
     with pytest.raises(ShardFailed) as info:
         list(ParIter.from_range(8, fragile).for_each(hangs).on_failure("raise", deadline=0.3).gather_sync())
     assert isinstance(info.value.__cause__, DeadlineExceeded)
 
 
-def test_two_shards_on_one_actor_come_back_together(engine: EngineCore, tmp_path: Path) -> None:
+def test_two_shards_on_one_actor_are_restarted_together(engine: Engine, tmp_path: Path) -> None:
     actor = engine.spawn(Counter)
-    dies = partial(die_on, bad=5, marker=str(tmp_path / "died"), how="raise" if engine.name == "inline" else "kill")
+    dies = partial(fail_on, bad=5, marker=str(tmp_path / "died"), how="raise" if engine.name == "inline" else "kill")
     flow = ParIter.from_range(20, [actor], num_shards=2).for_each(dies).on_failure("restart").gather_sync()
     with flow.start() as run:
         assert sorted(x for items in run for x in items) == list(range(20))
@@ -201,22 +207,22 @@ def test_two_shards_on_one_actor_come_back_together(engine: EngineCore, tmp_path
 @engines("process")
 def test_two_flows_on_one_set_of_actors_both_recover(fragile: list[Actor]) -> None:
     policy = {"policy": "restart", "budget": 5}
-    one = iter(ParIter.from_range(40, fragile).on_failure(**policy).gather_sync().flatten())
-    two = iter(ParIter.from_range(40, fragile).for_each(Sum()).on_failure(**policy).gather_async())
-    first, second = [next(one) for _ in range(10)], [next(two) for _ in range(10)]
+    sync_run = iter(ParIter.from_range(40, fragile).on_failure(**policy).gather_sync().flatten())
+    async_run = iter(ParIter.from_range(40, fragile).for_each(Sum()).on_failure(**policy).gather_async())
+    first, second = [next(sync_run) for _ in range(10)], [next(async_run) for _ in range(10)]
     fragile[1].engine.kill(fragile[1])
-    first += list(one)
-    second += list(two)
+    first += list(sync_run)
+    second += list(async_run)
     assert sorted(first) == list(range(40))
     assert len(second) == 40
 
 
 @engines("process")
-def test_kills_at_random_instants(engine: EngineCore) -> None:
+def test_repeated_kills(engine: Engine) -> None:
     actors = [engine.spawn(Fragile, (number,)) for number in range(3)]
     stop = threading.Event()
 
-    def kill_now_and_then() -> None:
+    def kill_repeatedly() -> None:
         for number in range(12):
             if stop.wait(0.1):
                 return
@@ -227,23 +233,23 @@ def test_kills_at_random_instants(engine: EngineCore) -> None:
                 except ProcessLookupError:
                     pass
 
-    killer = threading.Thread(target=kill_now_and_then)
+    killer = threading.Thread(target=kill_repeatedly)
     killer.start()
     try:
         flow = ParIter.from_range(6000, actors).on_failure("restart", budget=10**6).gather_async(num_async=2)
         with flow.start() as run:
-            found = []
+            items = []
             for item in run:
-                found.append(item)
+                items.append(item)
                 time.sleep(0.0002)
     finally:
         stop.set()
         killer.join()
-    assert sorted(found) == list(range(6000))
+    assert sorted(items) == list(range(6000))
     assert run.counts["restarted"] >= 3
 
 
-def test_an_operator_on_an_actor_that_dies_says_so() -> None:
+def test_a_dead_actor_of_an_operator_is_named() -> None:
     with make_engine("process") as engine:
         learner = engine.spawn(Counter, name="learner")
 
@@ -256,7 +262,7 @@ def test_an_operator_on_an_actor_that_dies_says_so() -> None:
             list(Iter.from_items(numbers).for_each(abs, on=learner))
 
 
-def test_settings_are_checked() -> None:
+def test_policy_settings_are_checked() -> None:
     with make_engine("inline") as engine:
         stream = ParIter.from_range(3, [engine.spawn(Counter)])
         with pytest.raises(ConfigError, match=r"unknown failure policy 'restrat'. Did you mean 'restart'"):

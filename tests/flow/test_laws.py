@@ -1,4 +1,4 @@
-"""The laws of flows, each on all engines where it can be seen."""
+"""The laws of flows, each on all engines where it applies."""
 
 import asyncio
 import math
@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 
 from raceway.engine import make_engine
-from raceway.engine._core import EngineCore
-from raceway.engine.base import Actor
+from raceway.engine.base import Actor, Engine
 from raceway.errors import ConfigError, FlowError
 from raceway.flow import Envelope, Iter, ParIter, RateLimit, Shard, create, injected, send_msg, union, union_async
 from tests.conftest import GENEROUS, eventually
 from tests.engine.conftest import engines
-from tests.flow.actors import Aggregator, Countdown, Counter, Pairs, Sum, guests
+from tests.flow.actors import Aggregator, Countdown, Counter, Pairs, Sum, num_guests
 
 REMOTE = ("process", "ray")
 
@@ -28,7 +27,7 @@ def log_of(actor: Actor) -> list[Any]:
     return actor.call("get", "log").result(GENEROUS)  # type: ignore[no-any-return]
 
 
-# Lazy, and again from the source.
+# Lazy, and repeatable from the source.
 
 
 def test_building_runs_nothing(actors: list[Actor]) -> None:
@@ -39,39 +38,39 @@ def test_building_runs_nothing(actors: list[Actor]) -> None:
     assert str(merged)
     assert called == []
     assert [log_of(actor) for actor in actors] == [[], []]
-    assert [guests(actor) for actor in actors] == [0, 0]
+    assert [num_guests(actor) for actor in actors] == [0, 0]
     assert threading.active_count() == len(threading.enumerate())
 
 
-def test_a_flow_starts_anew_each_time(actors: list[Actor]) -> None:
+def test_every_run_starts_from_the_source(actors: list[Actor]) -> None:
     flow = ParIter.from_range(4, actors).gather_sync().flatten()
     assert list(flow) == list(flow) == [0, 1, 2, 3]
 
 
-def test_a_one_shot_source_says_so_the_second_time() -> None:
+def test_an_iterator_can_be_read_only_once() -> None:
     flow = Iter.from_items(iter("ab"))
     assert list(flow) == ["a", "b"]
-    with pytest.raises(FlowError, match=r"read before.*function that makes one"):
+    with pytest.raises(FlowError, match=r"read before.*Give a function that returns a new one"):
         list(flow)
 
 
 def test_a_flow_closes_what_it_opened(actors: list[Actor]) -> None:
     flow = create(actors, "make").batch(2).gather_async(num_async=2)
     for _ in flow:
-        assert [guests(actor) for actor in actors] == [1, 1]
+        assert [num_guests(actor) for actor in actors] == [1, 1]
         break
-    assert [guests(actor) for actor in actors] == [0, 0]
+    assert [num_guests(actor) for actor in actors] == [0, 0]
     with flow.start() as run:
         next(run)
-    assert [guests(actor) for actor in actors] == [0, 0]
+    assert [num_guests(actor) for actor in actors] == [0, 0]
     assert list(run) == []
     list(flow.take(3))
     with pytest.raises(ZeroDivisionError):
         [1 // 0 for _ in flow]
-    assert [guests(actor) for actor in actors] == [0, 0]
+    assert [num_guests(actor) for actor in actors] == [0, 0]
 
 
-def test_generators_on_shards_are_closed(engine: EngineCore) -> None:
+def test_generators_on_shards_are_closed(engine: Engine) -> None:
     class Closing:
         def __init__(self) -> None:
             self.closed = False
@@ -93,24 +92,24 @@ def test_generators_on_shards_are_closed(engine: EngineCore) -> None:
     assert actor.call("is_closed").result(GENEROUS)
 
 
-# In step.
+# Synchronous.
 
 
-def test_gather_sync_gives_rounds_in_shard_order(actors: list[Actor]) -> None:
+def test_gather_sync_rounds_are_in_shard_order(actors: list[Actor]) -> None:
     rounds = list(create(actors, "make").gather_sync().take(3))
     assert rounds == [[(0, n), (1, n)] for n in (1, 2, 3)]
 
 
 def test_gather_sync_is_a_barrier(actors: list[Actor]) -> None:
     for number, _ in enumerate(create(actors, "make").gather_sync().take(3), 1):
-        assert [log_of(actor)[-1] for actor in actors] == [("make", number)] * 2  # nobody has begun the next
+        assert [log_of(actor)[-1] for actor in actors] == [("make", number)] * 2  # no shard has started the next
         for actor in actors:
             send_msg(actor, "set_weights", number)
     expected = [entry for n in (1, 2, 3) for entry in (("make", n), ("weights", n))]
     assert [log_of(actor) for actor in actors] == [expected, expected]
 
 
-def test_an_exhausted_shard_leaves_the_rounds(engine: EngineCore) -> None:
+def test_an_exhausted_shard_leaves_the_rounds(engine: Engine) -> None:
     actors = [engine.spawn(Countdown, (start,)) for start in (1, 3, 2)]
     assert list(create(actors).gather_sync()) == [[0, 2, 1], [1, 0], [0]]
 
@@ -123,13 +122,13 @@ def test_more_shards_than_actors(actors: list[Actor]) -> None:
     assert [number for _, (number, _) in second] == [0, 1, 2, 3, 4]
 
 
-def test_a_synchronous_flow_is_the_same_on_any_engine_with_any_number_of_actors(engine: EngineCore) -> None:
+def test_a_synchronous_flow_is_the_same_on_any_engine_with_any_number_of_actors(engine: Engine) -> None:
     class Noise:
         def __call__(self, value: float, *, shard: Shard = injected) -> float:
             self.random = getattr(self, "random", None) or shard.generator(7)
             return value + float(self.random.random())
 
-    def result(engine: EngineCore, num_actors: int) -> list[Any]:
+    def result(engine: Engine, num_actors: int) -> list[Any]:
         actors = [engine.spawn(Counter, (number,)) for number in range(num_actors)]
         flow = (
             ParIter.from_range(40, actors, num_shards=4).for_each(float).for_each(Noise()).shuffle(3, seed=5).batch(2)
@@ -142,25 +141,25 @@ def test_a_synchronous_flow_is_the_same_on_any_engine_with_any_number_of_actors(
     assert [result(engine, count) for count in (1, 2, 5)] == [expected] * 3
 
 
-# As they come.
+# Asynchronous.
 
 
-def test_gather_async_with_one_starts_the_next_item_only_when_asked(actors: list[Actor]) -> None:
-    made: Tally[int] = Tally()
+def test_gather_async_1_starts_the_next_item_only_when_polled(actors: list[Actor]) -> None:
+    received: Tally[int] = Tally()
     with create(actors, "make").gather_async().start() as run:
         for version in range(1, 12):
             number, _ = next(run)
-            made[number] += 1
+            received[number] += 1
             source = run.envelope.sources[0]
             assert source.actor is actors[number]
-            assert source.actor.call("get", "count").result(GENEROUS) == made[number]
+            assert source.actor.call("get", "count").result(GENEROUS) == received[number]
             send_msg(source, "set_weights", version, version=version)
-    for actor in actors:  # every item but the first came after the message about the one before it
+    for actor in actors:  # every item but the first was made after the message about the previous one
         kinds = [kind for kind, _ in log_of(actor)]
-        assert kinds[: 2 * made[actors.index(actor)]] == ["make", "weights"] * made[actors.index(actor)]
+        assert kinds[: 2 * received[actors.index(actor)]] == ["make", "weights"] * received[actors.index(actor)]
 
 
-def test_gather_async_has_at_most_so_many_out(actors: list[Actor]) -> None:
+def test_gather_async_limits_outstanding_items(actors: list[Actor]) -> None:
     delivered: Tally[int] = Tally()
     with create(actors, "make").gather_async(num_async=3).start() as run:
         for _ in range(20):
@@ -171,8 +170,8 @@ def test_gather_async_has_at_most_so_many_out(actors: list[Actor]) -> None:
 
 
 @engines(*REMOTE)
-def test_a_slow_shard_holds_up_nobody(actors: list[Actor]) -> None:
-    assert [log_of(actor) for actor in actors] == [[], []]  # they have started
+def test_a_slow_shard_does_not_delay_the_others(actors: list[Actor]) -> None:
+    assert [log_of(actor) for actor in actors] == [[], []]  # the actors have started
     items = list(create(actors, "make_slowly").gather_async().take(10))
     assert sum(number == 1 for number, _ in items) >= 6
 
@@ -184,16 +183,16 @@ def test_an_item_that_is_held_counts_as_consumed(actors: list[Actor]) -> None:
     assert len(list(union(left.batch(5), right.batch(5)).take(4))) == 4
 
 
-def test_parallel_operators_are_fused(engine: EngineCore, actors: list[Actor], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parallel_operators_are_fused(engine: Engine, actors: list[Actor], monkeypatch: pytest.MonkeyPatch) -> None:
     num_sent = 0
     send = engine.send
 
-    def counting(*args: Any, **kwargs: Any) -> Any:
+    def counting_send(*args: Any, **kwargs: Any) -> Any:
         nonlocal num_sent
         num_sent += 1
         return send(*args, **kwargs)
 
-    monkeypatch.setattr(engine, "send", counting)
+    monkeypatch.setattr(engine, "send", counting_send)
     flow = create(actors, "make")
     for _ in range(5):
         flow = flow.for_each(tuple).filter(len)
@@ -205,15 +204,15 @@ def test_parallel_operators_are_fused(engine: EngineCore, actors: list[Actor], m
         assert num_sent == 20
 
 
-# Streams that meet.
+# Unions.
 
 
-def test_union_takes_by_whole_weights() -> None:
+def test_union_with_whole_weights() -> None:
     flow = union(Iter.from_range(6), Iter.from_range(10, 13), weights=[2, 1.0])
     assert list(flow) == [0, 1, 10, 2, 3, 11, 4, 5, 12]
 
 
-def test_union_of_fractional_weights_is_exact() -> None:
+def test_union_with_fractional_weights_is_exact() -> None:
     flow = union(
         a=Iter.from_items(lambda: iter("a" * 999)), b=Iter.from_items(lambda: iter("b" * 999)), weights={"b": 0.3}
     )
@@ -228,7 +227,7 @@ def test_a_branch_that_ends_leaves_the_union() -> None:
     assert list(union(Iter.from_range(2), Iter.from_range(10, 15))) == [0, 10, 1, 11, 12, 13, 14]
 
 
-def test_union_can_drive_a_branch_without_giving_its_items() -> None:
+def test_union_can_read_a_branch_without_emitting_its_items() -> None:
     seen: list[int] = []
     flow = union(store=Iter.from_range(4).for_each(seen.append), train=Iter.from_items("abcd"), emit=["train"])
     assert list(flow) == ["a", "b", "c", "d"]
@@ -236,7 +235,7 @@ def test_union_can_drive_a_branch_without_giving_its_items() -> None:
 
 
 @pytest.mark.parametrize("join", [union, union_async])
-def test_a_rate_limit_holds_a_branch_back(join: Any) -> None:
+def test_a_rate_limit_keeps_a_branch_from_running_ahead(join: Any) -> None:
     limit = RateLimit(branch="sample", per="insert", ratio=0.5, slack=1)
     flow = join(insert=Iter.from_items("i" * 40), sample=Iter.from_items("s" * 40), limits=[limit])
     num_inserted = num_sampled = 0
@@ -245,7 +244,7 @@ def test_a_rate_limit_holds_a_branch_back(join: Any) -> None:
         num_sampled += letter == "s"
         assert num_sampled <= 0.5 * num_inserted + 1
     assert num_sampled >= 15
-    assert Tally(flow) == {"i": 40, "s": 40}  # when the other has ended, so has the limit
+    assert Tally(flow) == {"i": 40, "s": 40}  # the limit no longer applies when the other branch has ended
 
 
 def test_a_rate_limit_can_count_sizes() -> None:
@@ -258,22 +257,22 @@ def test_a_rate_limit_can_count_sizes() -> None:
         assert sampled < inserted + 4
 
 
-def test_rate_limits_that_hold_up_everything_are_an_error() -> None:
+def test_rate_limits_that_block_all_branches_are_an_error() -> None:
     limits = [RateLimit(branch="a", per="b", ratio=1.0), RateLimit(branch="b", per="a", ratio=1.0)]
     for join in (union, union_async):
-        with pytest.raises(FlowError, match=r"cannot go on: rate limits of union.*hold up 'a', 'b'"):
+        with pytest.raises(FlowError, match=r"cannot continue: the rate limits of union.*block 'a', 'b'"):
             next(join(a=Iter.from_range(3), b=Iter.from_range(3), limits=limits))
 
 
 @engines(*REMOTE)
-def test_union_async_is_not_held_up_by_a_pending_branch(actors: list[Actor]) -> None:
-    assert [log_of(actor) for actor in actors] == [[], []]  # they have started
+def test_union_async_does_not_wait_for_a_pending_branch(actors: list[Actor]) -> None:
+    assert [log_of(actor) for actor in actors] == [[], []]  # the actors have started
     slow, fast = create(actors[:1], "make_slowly").gather_async(), create(actors[1:], "make").gather_async()
     numbers = [number for number, _ in union_async(slow, fast).take(12)]
     assert sum(numbers) >= 10
 
 
-def test_union_async_starves_nobody(actors: list[Actor]) -> None:
+def test_union_async_starves_no_branch(actors: list[Actor]) -> None:
     always = Iter.from_items(lambda: iter(lambda: "always", None))
     flow = union_async(always, create(actors[:1], "make").gather_async(), create(actors[1:], "make").gather_async())
     seen: Tally[Any] = Tally()
@@ -285,22 +284,22 @@ def test_union_async_starves_nobody(actors: list[Actor]) -> None:
     assert min(seen["always"], seen[0], seen[1]) >= 3
 
 
-def test_a_shard_is_asked_again_before_its_branch_has_its_turn(actors: list[Actor]) -> None:
+def test_a_shard_gets_its_next_request_before_its_branch_has_a_turn(actors: list[Actor]) -> None:
     left, right = (create([actor], "make").gather_async() for actor in actors)
     with iter(union_async(left, right)) as run:
         sources = [next(run)[0] for _ in range(2)]
-        asked = [len(log_of(actor)) for actor in actors]  # a shard does its calls in the order they were sent
-        assert asked[sources[0]] == 2
+        num_requested = [len(log_of(actor)) for actor in actors]  # calls run in the order sent, so this one is last
+        assert num_requested[sources[0]] == 2
 
 
-# Streams that part.
+# Splits.
 
 
 def test_every_branch_of_a_split_sees_every_item_in_order(actors: list[Actor]) -> None:
     branches = ParIter.from_range(20, actors).gather_sync().flatten().split("a", "b", "c")
     seen: dict[int, list[int]] = {0: [], 1: [], 2: []}
-    marked = [branch.for_each(lambda x, n=number: (n, x)) for number, branch in enumerate(branches)]
-    for number, value in union_async(*marked):
+    numbered = [branch.for_each(lambda x, n=number: (n, x)) for number, branch in enumerate(branches)]
+    for number, value in union_async(*numbered):
         seen[number].append(value)
     assert seen == {number: list(range(20)) for number in range(3)}
 
@@ -308,9 +307,9 @@ def test_every_branch_of_a_split_sees_every_item_in_order(actors: list[Actor]) -
 @pytest.mark.parametrize("join", [union, union_async])
 @pytest.mark.parametrize(("first", "second"), [(1, 7), (7, 1), (5, 5)])
 def test_two_trainers_behind_one_split(actors: list[Actor], join: Any, first: int, second: int) -> None:
-    one, two = create(actors, "make").gather_async().split(buffer=16)
-    weights = {"weights": {"one": second / math.gcd(first, second), "two": first / math.gcd(first, second)}}
-    flow = join(one=one.batch(first), two=two.batch(second), **(weights if join is union else {}))
+    left, right = create(actors, "make").gather_async().split(buffer=16)
+    weights = {"weights": {"left": second / math.gcd(first, second), "right": first / math.gcd(first, second)}}
+    flow = join(left=left.batch(first), right=right.batch(second), **(weights if join is union else {}))
     sizes = Tally(len(batch) for batch in flow.take(48))
     assert set(sizes) == {first, second}
     assert all(count > 3 for count in sizes.values())
@@ -320,34 +319,34 @@ def test_the_branch_that_is_behind_is_served_first() -> None:
     pulled: list[int] = []
     many, few = Iter.from_range(10**9).for_each(lambda x: pulled.append(x) or x).split("many", "few", buffer=1000)
     flow = union_async(many.batch(100), few.filter(lambda x: x % 50 == 0))
-    most = 0
+    max_lag = 0
     for item in flow.take(300):
         if isinstance(item, int):
-            most = max(most, len(pulled) - item)
-    assert most <= 3  # `few` never saw an item that was much older than the newest
+            max_lag = max(max_lag, len(pulled) - item)
+    assert max_lag <= 3  # `few` never reads an item that is much older than the newest
 
 
-def test_a_branch_that_nobody_reads_is_an_error_that_says_so() -> None:
+def test_a_branch_that_is_not_read_is_named_in_the_error() -> None:
     left, _ = Iter.from_range(100).split("left", "right", buffer=5)
     seen = []
-    message = r"branch 'right' of split\(left, right\).*test_laws.py:\d+.*nobody reads.*5 items"
+    message = r"branch 'right' of split\(left, right\).*test_laws.py:\d+.*which is not read in this flow.*5 items"
     with pytest.raises(FlowError, match=message):
         seen.extend(left)
     assert seen == [0, 1, 2, 3, 4]
 
 
-def test_branches_read_at_different_paces_are_an_error_not_a_deadlock() -> None:
+def test_branches_read_at_different_rates_are_an_error_not_a_deadlock() -> None:
     left, right = Iter.from_range(10**6).split("left", "right", buffer=32)
     with pytest.raises(FlowError, match=r"branch 'right' of split.*32 items behind.*union_async.*more than 32"):
         list(union(left.batch(10), right))
 
 
-def test_a_branch_that_has_enough_leaves_the_split() -> None:
+def test_a_branch_that_has_ended_leaves_the_split() -> None:
     left, right = Iter.from_range(50).split(buffer=4)
     assert len(list(union(left.take(3), right))) == 53
 
 
-# Everything else.
+# Other operators, messages and runs.
 
 
 def test_operators_in_the_driver() -> None:
@@ -364,10 +363,10 @@ def test_operators_in_the_driver() -> None:
     assert list(numbers.shuffle(4, seed=1)) == list(numbers.shuffle(4, seed=1))
 
 
-def test_take_asks_for_no_more_than_it_gives() -> None:
-    asked: list[int] = []
-    assert list(Iter.from_range(99).for_each(lambda x: asked.append(x) or x).take(3)) == [0, 1, 2]
-    assert asked == [0, 1, 2]
+def test_take_reads_no_more_than_it_passes_on() -> None:
+    read: list[int] = []
+    assert list(Iter.from_range(99).for_each(lambda x: read.append(x) or x).take(3)) == [0, 1, 2]
+    assert read == [0, 1, 2]
 
 
 def test_operators_on_the_shards(actors: list[Actor]) -> None:
@@ -375,7 +374,7 @@ def test_operators_on_the_shards(actors: list[Actor]) -> None:
     assert list(numbers.batch(4).gather_sync()) == [[[0, 2, 4, 6], [1, 3, 5, 7]], [[8, 10], [9, 11]]]
     assert list(numbers.combine(Pairs()).gather_sync().take(1)) == [[(0, 2), (1, 3)]]
     assert list(numbers.flat_map(range).filter(lambda x: x > 8).gather_sync()) == [[9, 9], [10]]
-    assert list(numbers.for_each(Sum()).gather_sync().take(3)) == [[0, 1], [2, 4], [6, 9]]  # each shard has its own
+    assert list(numbers.for_each(Sum()).gather_sync().take(3)) == [[0, 1], [2, 4], [6, 9]]  # a sum per shard
     assert sorted(numbers.shuffle(3, seed=2).gather_async()) == list(range(12))
     assert list(numbers.take(2).gather_sync().flatten()) == [0, 1, 2, 3]
     assert list(numbers.select_shards(1).gather_async().take(2)) == [1, 3]
@@ -386,12 +385,12 @@ def test_operators_on_the_shards(actors: list[Actor]) -> None:
     assert list(create(actors, "make").take(2).gather_sync()) == [[(0, 1), (1, 1)], [(0, 2), (1, 2)]]
 
 
-def test_operators_are_given_their_actor_shard_and_envelope(actors: list[Actor]) -> None:
+def test_actor_shard_and_envelope_are_injected(actors: list[Actor]) -> None:
     def look(item: Any, *, actor: Counter = injected, shard: Shard = injected, envelope: Envelope = injected) -> Any:
         return actor.number, shard, envelope.sequence, [source.shard for source in envelope.sources]
 
-    seed = create(actors, "make", num_shards=3, seed=9).for_each(look).gather_sync().take(1)
-    assert list(seed) == [[(n % 2, Shard(n, 3, 9), 0, [n]) for n in range(3)]]
+    flow = create(actors, "make", num_shards=3, seed=9).for_each(look).gather_sync().take(1)
+    assert list(flow) == [[(n % 2, Shard(n, 3, 9), 0, [n]) for n in range(3)]]
 
 
 def test_envelopes_are_merged(actors: list[Actor]) -> None:
@@ -431,20 +430,20 @@ def test_messages_have_replies(actors: list[Actor]) -> None:
         send_msg("counter-0", "set_weights", 1)  # type: ignore[arg-type]
 
 
-def test_two_iterations_do_not_meet(actors: list[Actor]) -> None:
+def test_runs_are_independent(actors: list[Actor]) -> None:
     flow = ParIter.from_range(8, actors).for_each(Sum()).gather_sync()
-    one, two = iter(flow), iter(flow)
-    assert [next(one), next(two), next(one), next(two)] == [[0, 1], [0, 1], [2, 4], [2, 4]]
+    first, second = iter(flow), iter(flow)
+    assert [next(first), next(second), next(first), next(second)] == [[0, 1], [0, 1], [2, 4], [2, 4]]
     other = ParIter.from_range(8, actors).for_each(lambda x: -x).gather_async()
     assert sorted(other) == list(range(-7, 1))
-    assert next(one) == [6, 9]
-    for run in (one, two):
+    assert next(first) == [6, 9]
+    for run in (first, second):
         run.close()
     both = union(ParIter.from_range(4, actors).gather_sync(), ParIter.from_range(4, actors).gather_sync())
     assert list(both) == [[0, 1], [0, 1], [2, 3], [2, 3]]
 
 
-def test_a_stream_may_be_read_by_one_operator_only(actors: list[Actor]) -> None:
+def test_a_stream_can_be_read_by_one_operator_only(actors: list[Actor]) -> None:
     numbers = Iter.from_range(5)
     with pytest.raises(ConfigError, match=r"read twice.*split"):
         list(union(numbers, numbers))
@@ -453,42 +452,42 @@ def test_a_stream_may_be_read_by_one_operator_only(actors: list[Actor]) -> None:
 
 
 @pytest.mark.parametrize("inner", ["inline", "process"])
-def test_an_actor_may_own_a_flow(engine: EngineCore, inner: str) -> None:
-    tops = [engine.spawn(Aggregator, (inner, num_workers)) for num_workers in (2, 3)]
-    assert list(create(tops, "total").gather_sync().take(3)) == [[2, 3], [4, 6], [6, 9]]
-    for top in tops:
-        top.call("shut").result(GENEROUS)
+def test_an_actor_can_run_a_flow(engine: Engine, inner: str) -> None:
+    aggregators = [engine.spawn(Aggregator, (inner, num_workers)) for num_workers in (2, 3)]
+    assert list(create(aggregators, "total").gather_sync().take(3)) == [[2, 3], [4, 6], [6, 9]]
+    for aggregator in aggregators:
+        aggregator.call("shut_down").result(GENEROUS)
 
 
-def test_stepping_by_hand() -> None:
+def test_step() -> None:
     flow = Iter.from_range(3)
     assert [next(flow), flow.step(), flow.step()] == [0, 1, 2]
     with pytest.raises(StopIteration):
         flow.step()
 
 
-# Operators elsewhere.
+# Operators on a dedicated thread or actor.
 
 
-def test_an_operator_on_a_thread_runs_beside_the_driver() -> None:
-    main, seen = threading.get_ident(), set()
+def test_an_operator_on_a_thread_runs_in_parallel_to_the_driver() -> None:
+    main_thread, threads = threading.get_ident(), set()
     gate = threading.Event()
 
     def learn(value: int) -> int:
-        seen.add(threading.get_ident())
+        threads.add(threading.get_ident())
         assert gate.wait(GENEROUS)
         return value * value
 
     slow, quick = Iter.from_range(5).for_each(learn, on="thread"), Iter.from_items("ab")
     run = iter(union_async(slow, quick))
-    assert [next(run), next(run)] == ["a", "b"]  # while the other waits
+    assert [next(run), next(run)] == ["a", "b"]  # while the thread waits
     gate.set()
     assert list(run) == [0, 1, 4, 9, 16]
-    assert main not in seen
-    assert len(seen) == 1
+    assert main_thread not in threads
+    assert len(threads) == 1
 
 
-def test_an_operator_elsewhere_takes_in_only_so_much(engine: EngineCore) -> None:
+def test_an_operator_on_a_thread_reads_at_most_its_queue(engine: Engine) -> None:
     gate = threading.Event()
     pulled: list[int] = []
     numbers = Iter.from_range(100).for_each(lambda x: pulled.append(x) or x)
@@ -502,7 +501,7 @@ def test_an_operator_elsewhere_takes_in_only_so_much(engine: EngineCore) -> None
     assert list(run) == list(range(100))
 
 
-def test_an_operator_on_an_actor_keeps_its_state_there(engine: EngineCore, actors: list[Actor]) -> None:
+def test_an_operator_on_an_actor_keeps_its_state_there(engine: Engine, actors: list[Actor]) -> None:
     learner = engine.spawn(Counter, name="learner")
 
     class Learn(Sum):
@@ -516,10 +515,10 @@ def test_an_operator_on_an_actor_keeps_its_state_there(engine: EngineCore, actor
     assert set(pids) == {learner.call("pid").result(GENEROUS)}
     assert sizes == (2,) * 4
     assert operator.total == 0
-    assert guests(learner) == 0
+    assert num_guests(learner) == 0
 
 
-def test_shards_work_while_the_learner_does(engine: EngineCore) -> None:
+def test_shards_work_while_the_learner_is_busy(engine: Engine) -> None:
     if engine.name == "inline":
         return
     actors = [engine.spawn(Counter, (number,)) for number in range(2)]
@@ -529,7 +528,7 @@ def test_shards_work_while_the_learner_does(engine: EngineCore) -> None:
     run = iter(flow)
     reader = threading.Thread(target=lambda: done.append(next(run)))
     reader.start()
-    # With the learner stuck on its first item the queue, and what is on its way to it, still fill up.
+    # While the learner is stuck on its first item, its queue and the queue before it still fill up.
     assert eventually(lambda: sum(actor.call("get", "count").result(GENEROUS) for actor in actors) >= 9)
     gate.set()
     reader.join(GENEROUS)
@@ -542,7 +541,7 @@ def test_a_flow_without_actors_waits_without_an_engine() -> None:
     assert list(flow) == [0, 1, 2, 3]
 
 
-def test_arrays_flow(actors: list[Actor]) -> None:
+def test_arrays_in_a_flow(actors: list[Actor]) -> None:
     def large(number: int) -> dict[str, np.ndarray]:
         return {"a": np.full((100, 100), number, np.float32), "b": np.arange(3)}
 
@@ -552,29 +551,29 @@ def test_arrays_flow(actors: list[Actor]) -> None:
     assert sorted(flow) == [10_000.0 * number for number in range(8)]
 
 
-def test_many_kinds_of_plan_end(actors: list[Actor]) -> None:
+def test_a_finite_flow_of_many_operators_ends(actors: list[Actor]) -> None:
     random.seed(1)
     left, right = ParIter.from_range(30, actors).gather_async(num_async=2).split()
     flow = union(left.batch(4).queue(3), right.for_each(lambda x: x, on="thread"), weights=[1, 4])
-    found = list(flow)
-    assert sorted(x for x in found if isinstance(x, int)) == list(range(30))
-    assert sorted(x for batch in found if isinstance(batch, list) for x in batch) == list(range(30))
+    items = list(flow)
+    assert sorted(x for x in items if isinstance(x, int)) == list(range(30))
+    assert sorted(x for batch in items if isinstance(batch, list) for x in batch) == list(range(30))
 
 
-# Shards that move.
+# Movable shards.
 
 
 class Numbered:
-    """Gives what it was asked for, and takes long over the items of the first shard."""
+    """Produces (shard number, item number), and is slow for the first shard."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.seconds = seconds
-        self.played: list[tuple[int, int]] = []
+        self.produced: list[tuple[int, int]] = []
 
     def make(self, *, shard: Shard = injected, number: int = injected) -> tuple[int, int]:
         if shard.number == 0:
             time.sleep(self.seconds)
-        self.played.append((shard.number, number))
+        self.produced.append((shard.number, number))
         return shard.number, number
 
     def get(self, name: str) -> Any:
@@ -582,24 +581,24 @@ class Numbered:
 
 
 @pytest.fixture
-def numbered(engine: EngineCore) -> list[Actor]:
-    actors = [engine.spawn(Numbered, (0.5,), name=f"numbered-{place}") for place in range(2)]
+def numbered(engine: Engine) -> list[Actor]:
+    actors = [engine.spawn(Numbered, (0.5,), name=f"numbered-{index}") for index in range(2)]
     for actor in actors:
         actor.ready.result(GENEROUS)
     return actors
 
 
-def test_a_method_is_told_the_number_of_its_item(numbered: list[Actor]) -> None:
+def test_item_numbers_are_injected(numbered: list[Actor]) -> None:
     with iter(create(numbered, "make", num_shards=3).gather_sync()) as run:
         assert [next(run) for _ in range(2)] == [[(0, 0), (1, 0), (2, 0)], [(0, 1), (1, 1), (2, 1)]]
         state = run.state()
-    again = create(numbered, "make", num_shards=3).gather_sync().restore(state)
-    with again:
-        assert next(again) == [(0, 2), (1, 2), (2, 2)]
+    restored = create(numbered, "make", num_shards=3).gather_sync().restore(state)
+    with restored:
+        assert next(restored) == [(0, 2), (1, 2), (2, 2)]
 
 
 @pytest.mark.parametrize("moves", [False, True])
-def test_moving_changes_nothing_of_what_comes(numbered: list[Actor], moves: bool) -> None:
+def test_moving_shards_does_not_change_the_items(numbered: list[Actor], moves: bool) -> None:
     with iter(create(numbered, "make", num_shards=5, moves=moves).for_each(lambda x: x).gather_sync()) as run:
         for number in range(3):
             assert next(run) == [(shard, number) for shard in range(5)]
@@ -608,17 +607,17 @@ def test_moving_changes_nothing_of_what_comes(numbered: list[Actor], moves: bool
 
 
 @engines(*REMOTE)
-def test_shards_move_to_whichever_actor_is_free(numbered: list[Actor]) -> None:
+def test_shards_move_to_idle_actors(numbered: list[Actor]) -> None:
     with iter(create(numbered, "make", num_shards=8, moves=True).gather_sync()) as run:
         next(run)
-        slow, fast = sorted((actor.call("get", "played").result(GENEROUS) for actor in numbered), key=len)
+        slow, fast = sorted((actor.call("get", "produced").result(GENEROUS) for actor in numbered), key=len)
         assert (0, 0) in slow
-        assert len(fast) > 4  # its own, and some that were the other's
-        assert guests(numbered[0]) + guests(numbered[1]) == 8  # what moved was closed where it was
+        assert len(fast) > 4  # its own, and some of the slow actor's
+        assert num_guests(numbered[0]) + num_guests(numbered[1]) == 8  # a shard that moved was closed on its old actor
 
 
 @engines("process")
-def test_what_moves_survives_the_death_of_an_actor(numbered: list[Actor]) -> None:
+def test_movable_shards_survive_the_death_of_an_actor(numbered: list[Actor]) -> None:
     flow = create(numbered, "make", num_shards=6, moves=True).on_failure("restart", errors=False).gather_sync()
     with iter(flow) as run:
         next(run)
@@ -627,14 +626,14 @@ def test_what_moves_survives_the_death_of_an_actor(numbered: list[Actor]) -> Non
 
 
 @engines("process")
-def test_what_moves_leaves_an_actor_that_was_dropped(numbered: list[Actor]) -> None:
+def test_movable_shards_leave_a_dead_actor(numbered: list[Actor]) -> None:
     flow = create(numbered, "make", num_shards=6, moves=True).on_failure("drop").gather_sync()
     with iter(flow) as run:
         next(run)
         numbered[1].engine.kill(numbered[1])
-        left = {shard for shard, number in next(run)}
-        assert len(left) == 5
-        assert {shard for shard, number in next(run)} == left
+        remaining = {shard for shard, number in next(run)}
+        assert len(remaining) == 5
+        assert {shard for shard, number in next(run)} == remaining
 
 
 def test_messages_carry_references(actors: list[Actor]) -> None:

@@ -1,4 +1,4 @@
-"""Random plans over finite sources: they end, lose and duplicate nothing, and agree between the engines."""
+"""Random plans over finite sources: they end, lose and repeat nothing, and agree between the engines."""
 
 from collections import Counter as Tally
 from collections.abc import Callable
@@ -8,23 +8,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from raceway.engine import make_engine
-from raceway.engine._core import EngineCore
-from raceway.engine.base import Actor
+from raceway.engine.base import Actor, Engine
 from raceway.flow import Iter, ParIter, union, union_async
 from tests.flow.actors import Counter
-from tests.flow.lasting import lasting_actors, lasting_engine, look_for_no_leaks  # noqa: F401
+from tests.flow.module_fixtures import module_actors, module_engine, skip_leak_check  # noqa: F401
 
 MAX_SIZE = 17
 
-Plan = Callable[[list[Actor]], Iter[Any]]
-"""Makes a flow of whole numbers on given actors."""
+MakeFlow = Callable[[list[Actor]], Iter[Any]]
+"""Returns a flow of integers over actors."""
 
 
 class Case:
-    """A plan, what must come out of it in any order, and whether the order is always the same."""
+    """A flow, the items that it must produce in any order, and whether their order is always the same."""
 
-    def __init__(self, plan: Plan, expected: list[int], ordered: bool, text: str) -> None:
-        self.plan = plan
+    def __init__(self, make_flow: MakeFlow, expected: list[int], ordered: bool, text: str) -> None:
+        self.make_flow = make_flow
         self.expected = expected
         self.ordered = ordered
         self.text = text
@@ -35,11 +34,13 @@ class Case:
     def then(
         self, add: Callable[[Iter[Any]], Iter[Any]], expected: list[int], text: str, ordered: bool = True
     ) -> "Case":
-        return Case(lambda actors: add(self.plan(actors)), expected, self.ordered and ordered, f"{self.text}.{text}")
+        return Case(
+            lambda actors: add(self.make_flow(actors)), expected, self.ordered and ordered, f"{self.text}.{text}"
+        )
 
 
-class Hold:
-    """Holds items back until there are so many; gives the rest at the end."""
+class HoldBack:
+    """Holds `size` items back and returns them together; the rest at the end."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -62,7 +63,7 @@ def is_even(value: int) -> bool:
     return value % 2 == 0
 
 
-def twice(value: int) -> list[int]:
+def repeat(value: int) -> list[int]:
     return [value] * (value % 3)
 
 
@@ -71,44 +72,44 @@ def identity(value: int) -> int:
 
 
 def sharded(
-    number: int, shards: int, ops: list[tuple[str, int]]
+    count: int, shards: int, ops: list[tuple[str, int]]
 ) -> tuple[Callable[[list[Actor]], ParIter[int]], list[int], str]:
-    """Return a ParIter of so many numbers behind these operators, and what it gives."""
-    expected = list(range(number))
+    """Return a function that creates a ParIter with these operators, its expected items, and its description."""
+    expected = list(range(count))
     for op, _ in ops:
-        expected = [result for x in expected for result in APPLIED[op](x)]
+        expected = [result for x in expected for result in EXPECTED[op](x)]
 
     def make(actors: list[Actor]) -> ParIter[int]:
-        stream = ParIter.from_range(number, actors, num_shards=shards)
+        stream = ParIter.from_range(count, actors, num_shards=shards)
         for op, size in ops:
             stream = {
                 "plus": lambda s: s.for_each(plus_one),
                 "even": lambda s: s.filter(is_even),
-                "twice": lambda s: s.flat_map(twice),
-                "hold": lambda s, size=size: s.combine(Hold(size)),
+                "repeat": lambda s: s.flat_map(repeat),
+                "hold": lambda s, size=size: s.combine(HoldBack(size)),
                 "batch": lambda s, size=size: s.batch(size).flat_map(list),
                 "shuffle": lambda s, size=size: s.shuffle(size, seed=size),
             }[op](stream)
         return stream
 
-    return make, expected, f"range({number}, shards={shards}).{'.'.join(f'{op}{size}' for op, size in ops)}"
+    return make, expected, f"range({count}, shards={shards}).{'.'.join(f'{op}{size}' for op, size in ops)}"
 
 
-APPLIED: dict[str, Callable[[int], list[int]]] = {
+EXPECTED: dict[str, Callable[[int], list[int]]] = {
     "plus": lambda x: [x + 1],
     "even": lambda x: [x] * (x % 2 == 0),
-    "twice": twice,
+    "repeat": repeat,
     "hold": lambda x: [x],
     "batch": lambda x: [x],
     "shuffle": lambda x: [x],
 }
-OPS = st.lists(st.tuples(st.sampled_from(sorted(APPLIED)), st.integers(1, 5)), max_size=4)
+OPS = st.lists(st.tuples(st.sampled_from(sorted(EXPECTED)), st.integers(1, 5)), max_size=4)
 
 
 @st.composite
 def sources(draw: st.DrawFn) -> Case:
-    number = draw(st.integers(0, MAX_SIZE))
-    make, expected, text = sharded(number, draw(st.integers(1, 4)), draw(OPS))
+    count = draw(st.integers(0, MAX_SIZE))
+    make, expected, text = sharded(count, draw(st.integers(1, 4)), draw(OPS))
     if draw(st.booleans()):
         return Case(lambda actors: make(actors).gather_sync().flatten(), expected, True, f"{text}.sync")
     num_async = draw(st.integers(1, 3))
@@ -118,16 +119,16 @@ def sources(draw: st.DrawFn) -> Case:
 @st.composite
 def extended(draw: st.DrawFn, children: st.SearchStrategy[Case]) -> Case:
     kind = draw(
-        st.sampled_from(["plus", "even", "twice", "hold", "batch", "shuffle", "queue", "thread", "union", "split"])
+        st.sampled_from(["plus", "even", "repeat", "hold", "batch", "shuffle", "queue", "thread", "union", "split"])
     )
     case, size = draw(children), draw(st.integers(1, 5))
-    if kind in APPLIED:
-        expected = [result for x in case.expected for result in APPLIED[kind](x)]
+    if kind in EXPECTED:
+        expected = [result for x in case.expected for result in EXPECTED[kind](x)]
         adds: dict[str, Callable[[Iter[Any]], Iter[Any]]] = {
             "plus": lambda it: it.for_each(plus_one),
             "even": lambda it: it.filter(is_even),
-            "twice": lambda it: it.flat_map(twice),
-            "hold": lambda it: it.combine(Hold(size)),
+            "repeat": lambda it: it.flat_map(repeat),
+            "hold": lambda it: it.combine(HoldBack(size)),
             "batch": lambda it: it.batch(size).flatten(),
             "shuffle": lambda it: it.shuffle(size, seed=size),
         }
@@ -141,7 +142,7 @@ def extended(draw: st.DrawFn, children: st.SearchStrategy[Case]) -> Case:
         in_turn = draw(st.booleans())
 
         def join(actors: list[Actor]) -> Iter[Any]:
-            both = case.plan(actors), other.plan(actors)
+            both = case.make_flow(actors), other.make_flow(actors)
             return union(*both, weights=weights) if in_turn else union_async(*both)
 
         ordered = case.ordered and other.ordered and in_turn
@@ -150,29 +151,29 @@ def extended(draw: st.DrawFn, children: st.SearchStrategy[Case]) -> Case:
         )
     count = draw(st.integers(2, 3))
 
-    def part(it: Iter[Any]) -> Iter[Any]:
+    def split_and_join(it: Iter[Any]) -> Iter[Any]:
         branches = it.split(*"abc"[:count], buffer=1000)
-        return union_async(*(branch.batch(size + place).flatten() for place, branch in enumerate(branches)))
+        return union_async(*(branch.batch(size + index).flatten() for index, branch in enumerate(branches)))
 
-    return case.then(part, case.expected * count, f"split{count}x{size}", ordered=False)
+    return case.then(split_and_join, case.expected * count, f"split{count}x{size}", ordered=False)
 
 
 CASES = st.recursive(sources(), extended, max_leaves=3)
 
 
 def check(case: Case, actors: list[Actor]) -> None:
-    found = list(case.plan(actors))
-    assert Tally(found) == Tally(case.expected)
+    items = list(case.make_flow(actors))
+    assert Tally(items) == Tally(case.expected)
     if case.ordered:
         with make_engine("inline") as inline:
-            assert found == list(case.plan([inline.spawn(Counter)]))
+            assert items == list(case.make_flow([inline.spawn(Counter)]))
 
 
-# Time limits would be tests of the machine.
+# No time limits: they would test the machine.
 COMMON: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": True}
 
 
-def test_random_plans(engine: EngineCore, actors: list[Actor]) -> None:
+def test_random_plans(engine: Engine, actors: list[Actor]) -> None:
     @settings(max_examples=200 if engine.name == "inline" else 25, **COMMON)
     @given(CASES)
     def run(case: Case) -> None:
@@ -181,14 +182,14 @@ def test_random_plans(engine: EngineCore, actors: list[Actor]) -> None:
     run()
 
 
-def test_random_plans_stopped_in_the_middle(engine: EngineCore, actors: list[Actor]) -> None:
-    """What was given before, and what comes after a restore in its place, are together everything."""
+def test_random_plans_restored(engine: Engine, actors: list[Actor]) -> None:
+    """The items before a state was saved and those after it is restored are together all items."""
 
     @settings(max_examples=100 if engine.name == "inline" else 15, **COMMON)
     @given(CASES, st.integers(0, 12))
     def run(case: Case, num_before: int) -> None:
         before = []
-        flow = case.plan(actors)
+        flow = case.make_flow(actors)
         with flow.start() as first:
             while len(before) < num_before:
                 try:
@@ -196,10 +197,10 @@ def test_random_plans_stopped_in_the_middle(engine: EngineCore, actors: list[Act
                 except StopIteration:
                     return
             state = first.state()
-        after = list(case.plan(actors).restore(state))
+        after = list(case.make_flow(actors).restore(state))
         assert Tally(before + after) == Tally(case.expected)
         if case.ordered:
             with make_engine("inline") as inline:
-                assert before + after == list(case.plan([inline.spawn(Counter)]))
+                assert before + after == list(case.make_flow([inline.spawn(Counter)]))
 
     run()

@@ -1,4 +1,4 @@
-"""A flow stopped in the middle goes on where it was."""
+"""A flow restored from a saved state continues where it was."""
 
 import pickle
 from typing import Any
@@ -6,16 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raceway.engine._core import EngineCore
-from raceway.engine.base import Actor
+from raceway.engine.base import Actor, Engine
 from raceway.errors import ConfigError, FlowError
 from raceway.flow import Iter, ParIter, RateLimit, create, injected, union, union_async
 from tests.flow.actors import Countdown, Counter, Pairs, Sum
-from tests.flow.lasting import lasting_actors, lasting_engine, look_for_no_leaks  # noqa: F401
+from tests.flow.module_fixtures import module_actors, module_engine, skip_leak_check  # noqa: F401
 
 
-class Keeps:
-    """An operator that says itself what its state is."""
+class OwnState:
+    """An operator that defines its own state."""
 
     def __init__(self) -> None:
         self.seen: list[int] = []
@@ -48,7 +47,7 @@ def numbers(actors: list[Actor]) -> Iter[int]:
 PLANS: dict[str, Any] = {
     "rounds": lambda a: ParIter.from_range(40, a).gather_sync(),
     "for_each": lambda a: numbers(a).for_each(Sum()),
-    "its own state": lambda a: numbers(a).for_each(Keeps()),
+    "own state": lambda a: numbers(a).for_each(OwnState()),
     "random numbers": lambda a: numbers(a).for_each(Noise()),
     "partial batch": lambda a: numbers(a).batch(7).for_each(sum),
     "batch before flatten": lambda a: numbers(a).batch(7).flatten(),
@@ -60,7 +59,7 @@ PLANS: dict[str, Any] = {
     "queue": lambda a: numbers(a).queue(4),
     "union": lambda a: union(numbers(a), numbers(a).for_each(lambda x: -x), weights=[2, 0.75]),
     "rate limit": lambda a: union(
-        one=numbers(a), two=numbers(a).for_each(lambda x: -x), limits=[RateLimit(branch="two", per="one", ratio=0.3)]
+        up=numbers(a), down=numbers(a).for_each(lambda x: -x), limits=[RateLimit(branch="down", per="up", ratio=0.3)]
     ),
     "split": lambda a: (lambda p: union(p[0].batch(3), p[1].for_each(Sum())))(numbers(a).split()),
     "thread": lambda a: numbers(a).for_each(Sum(), on="thread", queue=3),
@@ -75,18 +74,18 @@ PLANS: dict[str, Any] = {
     "on shards: generator": lambda a: ParIter.from_iterators(
         [lambda: (x * x for x in range(20)), range(9)], a
     ).gather_sync(),
-    "a source of its own": lambda a: Iter.from_items(lambda: (x for x in range(30))).batch(4),
+    "source in the driver": lambda a: Iter.from_items(lambda: (x for x in range(30))).batch(4),
 }
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
-def test_goes_on_where_it_was(actors: list[Actor], plan: Any) -> None:
+def test_a_restored_flow_continues(actors: list[Actor], plan: Any) -> None:
     expected = list(plan(actors))
     for num_before in (0, 1, 5, 8):
         with plan(actors).start() as run:
             before = [next(run) for _ in range(num_before)]
             state = pickle.loads(pickle.dumps(run.state()))
-            again = run.state()  # looking does not change what comes next
+            again = run.state()  # reading the state does not change the items that follow
             rest = list(run)
         assert before + rest == expected
         assert list(plan(actors).restore(state)) == rest
@@ -102,7 +101,7 @@ def test_an_asynchronous_flow_loses_nothing(actors: list[Actor]) -> None:
     assert sorted(x for batch in before + after for x in batch) == list(range(50))
 
 
-def test_items_in_flight_may_be_dropped(actors: list[Actor]) -> None:
+def test_items_in_flight_can_be_dropped(actors: list[Actor]) -> None:
     flow = ParIter.from_range(50, actors).gather_async(num_async=4)
     with flow.start() as run:
         before = [next(run) for _ in range(5)]
@@ -117,7 +116,7 @@ def test_items_in_flight_may_be_dropped(actors: list[Actor]) -> None:
         run.state(in_flight="dorp")
 
 
-def test_branches_at_different_places(actors: list[Actor]) -> None:
+def test_branches_at_different_positions(actors: list[Actor]) -> None:
     left, right = ParIter.from_range(40, actors).gather_async().split("left", "right")
     flow = union_async(left.batch(4), right.batch(6).queue(2).for_each(tuple, on="thread"))
     with flow.start() as run:
@@ -128,7 +127,7 @@ def test_branches_at_different_places(actors: list[Actor]) -> None:
     assert sorted(x for part in everything if isinstance(part, tuple) for x in part) == list(range(40))
 
 
-def test_the_actors_own_state_is_part_of_it(engine: EngineCore) -> None:
+def test_the_state_includes_that_of_the_actors(engine: Engine) -> None:
     flow = create([engine.spawn(Countdown, (6,))]).gather_sync().flatten()
     with flow.start() as run:
         assert [next(run), next(run)] == [5, 4]
@@ -137,7 +136,7 @@ def test_the_actors_own_state_is_part_of_it(engine: EngineCore) -> None:
     assert list(fresh.restore(state)) == [3, 2, 1, 0]
 
 
-def test_a_state_fits_any_number_of_actors(engine: EngineCore) -> None:
+def test_a_state_fits_any_number_of_actors(engine: Engine) -> None:
     def plan(count: int) -> Iter[Any]:
         actors = [engine.spawn(Counter, (number,), name=f"c{number}") for number in range(count)]
         return ParIter.from_range(40, actors, num_shards=4).for_each(Sum()).shuffle(3, seed=1).gather_sync().batch(2)
@@ -148,7 +147,7 @@ def test_a_state_fits_any_number_of_actors(engine: EngineCore) -> None:
     assert list(plan(3).restore(state)) == rest
 
 
-def test_sources_are_known_again_after_a_restore(actors: list[Actor]) -> None:
+def test_restored_envelopes_have_actor_handles(actors: list[Actor]) -> None:
     def senders(value: Any, *, envelope: Any = injected) -> list[Any]:
         return [source.actor for source in envelope.sources]
 
@@ -159,7 +158,7 @@ def test_sources_are_known_again_after_a_restore(actors: list[Actor]) -> None:
     assert next(flow.restore(state)) == actors
 
 
-def test_restore_is_what_the_next_iteration_goes_on_from(actors: list[Actor]) -> None:
+def test_next_continues_from_a_restore(actors: list[Actor]) -> None:
     flow = ParIter.from_range(12, actors).gather_sync()
     run = iter(flow)
     assert [next(run), next(run)] == [[0, 1], [2, 3]]
@@ -171,27 +170,27 @@ def test_restore_is_what_the_next_iteration_goes_on_from(actors: list[Actor]) ->
 
 
 def test_a_shared_state_is_not_copied() -> None:
-    """Which matters for replay of gigabytes. It is what the others would be, until the flow goes on."""
+    """So that a replay buffer of gigabytes is not copied. It is valid until the next item is read."""
     with Iter.from_items([np.zeros(3), np.ones(3), np.ones(3)]).batch(2).start() as run:
         next(run)
-        held: Any = run._root
-        held.held.append((np.arange(3), ()))
+        batching: Any = run._root
+        batching.held.append((np.arange(3), ()))
         copied, shared = run.state(), run.state(shared=True)
-        number = run.numbers[run.nodes[-1]]
-        assert shared["stages"][number]["held"][0][0] is held.held[0][0]
-        assert copied["stages"][number]["held"][0][0] is not held.held[0][0]
+        index = run.node_indices[run.nodes[-1]]
+        assert shared["stages"][index]["held"][0][0] is batching.held[0][0]
+        assert copied["stages"][index]["held"][0][0] is not batching.held[0][0]
         np.testing.assert_equal(copied, shared)
 
 
-def test_a_state_of_another_flow_is_refused(actors: list[Actor]) -> None:
+def test_a_state_of_another_flow_is_rejected(actors: list[Actor]) -> None:
     flow = ParIter.from_range(12, actors).gather_sync()
     run = iter(flow)
     next(run)
-    with pytest.raises(ConfigError, match=r"of another flow: .*and this one is .*batch\(2\)"):
+    with pytest.raises(ConfigError, match=r"belongs to another flow: .*but this one is .*batch\(2\)"):
         flow.batch(2).restore(run.state())
     other = ParIter.from_range(12, actors, num_shards=3).select_shards(0).gather_sync()
     state = run.state()
     state["plan"] = ["from_range(12, shards=3)", "select_shards(0)", "gather_sync"]
     state["stages"] = {2: state["stages"][1]}
-    with pytest.raises(FlowError, match="state is of 2 shards, the flow has 1"):
+    with pytest.raises(FlowError, match="state has 2 shards, but the flow has 1"):
         other.restore(state)

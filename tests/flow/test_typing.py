@@ -1,4 +1,4 @@
-"""What mypy infers through a chain, and what it refuses."""
+"""The types that mypy infers through a chain of operators, and the programs that it rejects."""
 
 import re
 import subprocess
@@ -12,11 +12,11 @@ HEAD = """
 from collections.abc import Iterator
 from typing import Any
 from raceway.engine.base import Actor
-from raceway.flow import Envelope, Iter, ParIter, Run, Source, create, given, send_msg, union, union_async
+from raceway.flow import Envelope, Iter, ParIter, Run, Source, create, injected, send_msg, union, union_async
 def actors() -> list[Actor]: ...
 def half(x: int) -> float: ...
 def words(x: int) -> list[str]: ...
-def with_actor(x: int, *, actor: Any = given, envelope: Envelope = given) -> bytes: ...
+def with_actor(x: int, *, actor: Any = injected, envelope: Envelope = injected) -> bytes: ...
 class Add:
     def __call__(self, x: int) -> str: ...
 numbers, many = Iter.from_range(9), ParIter.from_range(9, actors())
@@ -45,7 +45,7 @@ INFERRED = {
     "[x for x in numbers.batch(2)]": "list[list[int]]",
 }
 
-REFUSED = [
+REJECTED = [
     "numbers.for_each(str.upper)",
     "numbers.batch(2).for_each(half)",
     "many.for_each(half).gather_sync().for_each(half)",
@@ -60,10 +60,10 @@ REFUSED = [
 
 
 @pytest.fixture(scope="module")
-def reported(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Lines that mypy reports, by the number of the line they are about."""
+def reports(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Reports of mypy, for every expression of INFERRED and REJECTED."""
     reveals = [f"reveal_type({expression})" for expression in INFERRED]
-    source = textwrap.dedent(HEAD) + "\n".join([*reveals, *REFUSED]) + "\n"
+    source = textwrap.dedent(HEAD) + "\n".join([*reveals, *REJECTED]) + "\n"
     file = tmp_path_factory.mktemp("typing") / "program.py"
     file.write_text(source)
     root = Path(__file__).parents[2]
@@ -80,14 +80,14 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return lines[HEAD.count("\n") + 1 :]
 
 
-@pytest.mark.parametrize("place", range(len(INFERRED)), ids=list(INFERRED))
-def test_inferred(reported: list[str], place: int) -> None:
-    expected = list(INFERRED.values())[place]
-    shown = re.sub(r"raceway\.flow\._\w+\.", "", reported[place])
-    assert f'Revealed type is "{expected}"' in shown
-    assert "error" not in shown
+@pytest.mark.parametrize("index", range(len(INFERRED)), ids=list(INFERRED))
+def test_inferred(reports: list[str], index: int) -> None:
+    expected = list(INFERRED.values())[index]
+    text = re.sub(r"raceway\.flow\._\w+\.", "", reports[index])
+    assert f'Revealed type is "{expected}"' in text
+    assert "error" not in text
 
 
-@pytest.mark.parametrize("place", range(len(REFUSED)), ids=REFUSED)
-def test_refused(reported: list[str], place: int) -> None:
-    assert "error:" in reported[len(INFERRED) + place]
+@pytest.mark.parametrize("index", range(len(REJECTED)), ids=REJECTED)
+def test_rejected(reports: list[str], index: int) -> None:
+    assert "error:" in reports[len(INFERRED) + index]

@@ -1,4 +1,4 @@
-"""One watch for leaks a file: these tests only call functions, and a watch on each would take most of the time."""
+"""Check for leaks once per file: these tests only call functions, and a check for each would take most of the time."""
 
 import pytest
 

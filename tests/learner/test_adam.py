@@ -1,4 +1,4 @@
-"""Adam against torch's own."""
+"""Adam, against torch's implementation."""
 
 import pytest
 import torch
@@ -7,33 +7,33 @@ from torch import nn
 from raceway.learner.adam import Adam
 
 
-def test_it_does_what_torchs_does() -> None:
+def test_steps_equal_those_of_torch() -> None:
     torch.manual_seed(0)
     ours, theirs = (nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)) for _ in range(2))
     theirs.load_state_dict(ours.state_dict())
     unused = nn.Parameter(torch.ones(2))
-    one = Adam([*ours.parameters(), unused], 0.01)
-    other = torch.optim.Adam(theirs.parameters(), 0.01)
+    adam = Adam([*ours.parameters(), unused], 0.01)
+    torch_adam = torch.optim.Adam(theirs.parameters(), 0.01)
     for _ in range(20):
         inputs = torch.randn(5, 3)
-        for network, optimiser in ((ours, one), (theirs, other)):
+        for network, optimiser in ((ours, adam), (theirs, torch_adam)):
             optimiser.zero_grad()  # type: ignore[attr-defined]
             network(inputs).square().sum().backward()
             optimiser.step()  # type: ignore[attr-defined]
-    for mine, his in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(mine, his, rtol=1e-5, atol=1e-6)
+    for parameter, expected in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(parameter, expected, rtol=1e-5, atol=1e-6)
     assert unused.tolist() == [1, 1]
-    one.zero_grad()
+    adam.zero_grad()
     assert not any(parameter.grad.any() for parameter in ours.parameters())  # type: ignore[union-attr]
 
 
-def test_it_clips_the_norm_of_the_gradient() -> None:
+def test_the_norm_of_the_gradient_is_clipped() -> None:
     parameters = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1, dtype=torch.float64))]
-    one = Adam(parameters, 0.01)
+    adam = Adam(parameters, 0.01)
     parameters[0].grad.copy_(torch.tensor([0.0, 3.0]))  # type: ignore[union-attr]
     parameters[1].grad.copy_(torch.tensor([4.0]))  # type: ignore[union-attr]
-    assert one.clip(1.0) == 5.0
+    assert adam.clip_grad_norm(1.0) == 5.0
     assert [parameter.grad.tolist() for parameter in parameters] == [[0.0, pytest.approx(0.6)], [0.8]]  # type: ignore[union-attr]
-    assert one.clip(2.0) == pytest.approx(1.0)  # small enough already
-    one.step()
+    assert adam.clip_grad_norm(2.0) == pytest.approx(1.0)  # small enough already
+    adam.step()
     assert parameters[0].tolist() == [0.0, pytest.approx(-0.01)]

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from raceway.engine import make_engine
-from raceway.engine._core import EngineCore
-from raceway.engine.base import Actor
+from raceway.engine.base import Actor, Engine
 from raceway.envs import EnvSettings
 from raceway.errors import ConfigError, FlowError
 from raceway.flow import Iter, union, union_async
@@ -42,7 +41,7 @@ no_leaks = pytest.fixture(above.no_leaks.__wrapped__, autouse=True, name="no_lea
 
 
 @pytest.fixture(params=("inline", "process", "ray"))
-def engine(request: pytest.FixtureRequest) -> Iterator[EngineCore]:
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     with make(request.param, request) as made:
         yield made
 
@@ -54,11 +53,11 @@ class Shard(ReplayShard):
         return os.getpid()
 
     def priorities(self) -> np.ndarray:
-        assert self.buffer.drawing.tree is not None
-        return self.buffer.drawing.tree.values.copy()
+        assert self.buffer.sampler.tree is not None
+        return self.buffer.sampler.tree.values.copy()
 
 
-def shards_of(engine: EngineCore, num: int = 2, **settings: Any) -> list[Actor]:
+def shards_of(engine: Engine, num: int = 2, **settings: Any) -> list[Actor]:
     made = ReplaySettings(num_shards=num, **{"capacity": 100, "batch_size": 8, **settings})
     return [engine.spawn(Shard, (made, number), name=f"replay-{number}") for number in range(num)]
 
@@ -71,7 +70,7 @@ def batches(num: int, size: int = 10) -> Iter[Batch]:
     return Iter.from_range(num).for_each(lambda number: rows(number * size, size))
 
 
-def plan(engine: EngineCore, num_workers: int) -> Iter[Batch]:
+def plan(engine: Engine, num_workers: int) -> Iter[Batch]:
     """Return a flow that plays, stores and draws, in step."""
     settings = RolloutSettings(
         env=EnvSettings(Walk), num_shards=4, slots_per_shard=2, seed=5, hidden=(8,), fragment_steps=6
@@ -94,13 +93,13 @@ def told(flow: Iter[Batch], num: int) -> list[list[float]]:
 
 
 @engines("process", "ray")
-def test_a_plan_in_step_draws_the_same_everywhere(engine: EngineCore) -> None:
+def test_a_plan_in_step_draws_the_same_everywhere(engine: Engine) -> None:
     with make_engine("inline") as inline:
         wanted = told(plan(inline, 1), 25)
     assert told(plan(engine, 2), 25) == wanted
 
 
-def test_neither_side_runs_ahead(engine: EngineCore) -> None:
+def test_neither_side_runs_ahead(engine: Engine) -> None:
     shards = shards_of(engine)
     stored = drawn = 0
     limits = replay_limits(4, batch_size=8, min_size=30, ahead=20)
@@ -125,7 +124,7 @@ def test_rows_of_limits_are_told_by_batches_and_training_steps() -> None:
     assert limit.size(TrainStats(num_steps=64, returns=none, lengths=none)) == 64
 
 
-def test_every_shard_is_stored_to_in_turn_and_episodes_are_left_out(engine: EngineCore) -> None:
+def test_every_shard_is_stored_to_in_turn_and_episodes_are_left_out(engine: Engine) -> None:
     shards = shards_of(engine, 3)
     store = StoreToReplay(shards)
     for number in range(4):
@@ -139,7 +138,7 @@ def test_every_shard_is_stored_to_in_turn_and_episodes_are_left_out(engine: Engi
     assert store.counts.inserted == 10
 
 
-def test_samples_wait_for_rows(engine: EngineCore) -> None:
+def test_samples_wait_for_rows(engine: Engine) -> None:
     shards = shards_of(engine, 2, min_size=15)
     run = parallel_replay(shards).start()
     store = StoreToReplay(shards)
@@ -151,7 +150,7 @@ def test_samples_wait_for_rows(engine: EngineCore) -> None:
 
 
 @engines("process", "ray")
-def test_a_shard_that_dies_is_counted_and_comes_back(engine: EngineCore) -> None:
+def test_a_shard_that_dies_is_counted_and_comes_back(engine: Engine) -> None:
     shards = shards_of(engine, 2, capacity=40)
     store = StoreToReplay(shards)
     for number in range(7):  # 4 batches of 10 to the first, which holds 20, and 3 to the second
@@ -161,7 +160,7 @@ def test_a_shard_that_dies_is_counted_and_comes_back(engine: EngineCore) -> None
     run = parallel_replay(shards).start()
     next(run)
     os.kill(shards[0].call("pid").result(), signal.SIGKILL)
-    assert eventually(lambda: (engine.glance(), not shards[0].alive or shards[0].incarnation)[1])
+    assert eventually(lambda: (engine.poll(), not shards[0].alive or shards[0].incarnation)[1])
     second = [next(run) for _ in range(20)]
     assert {int(batch["reward"][0]) // 10 % 2 for batch in second[-8:]} == {1}, "they come from the other"
     assert store.counts == ReplayCounts(inserted=70, alive=20, evicted=30, lost=20)
@@ -177,7 +176,7 @@ def test_a_shard_that_dies_is_counted_and_comes_back(engine: EngineCore) -> None
 
 
 @engines("process")
-def test_with_every_shard_dead_there_is_an_error(engine: EngineCore) -> None:
+def test_with_every_shard_dead_there_is_an_error(engine: Engine) -> None:
     (shard,) = shards_of(engine, 1)
     store = StoreToReplay([shard])
     store(rows(0, 10))
@@ -187,17 +186,17 @@ def test_with_every_shard_dead_there_is_an_error(engine: EngineCore) -> None:
     assert store.counts == ReplayCounts(inserted=10, alive=0, evicted=0, lost=10)
 
 
-def test_rows_that_do_not_fit_are_told(engine: EngineCore) -> None:
+def test_rows_that_do_not_fit_are_told(engine: Engine) -> None:
     (shard,) = shards_of(engine, 1)
     store = StoreToReplay([shard])
     store(rows(0, 3))
     store({"obs": np.zeros(3)})
     shard.call("counts").result()  # by then it has answered
-    with pytest.raises(ConfigError, match="replay holds the columns"):
+    with pytest.raises(ConfigError, match="the replay buffer has the columns"):
         store(rows(3, 1))
 
 
-def test_priorities_reach_the_shard_that_the_batch_came_from(engine: EngineCore) -> None:
+def test_priorities_reach_the_shard_that_the_batch_came_from(engine: Engine) -> None:
     shards = shards_of(engine, 2, capacity=20, alpha=1.0)
     store = StoreToReplay(shards)
     for number in range(2):
@@ -225,7 +224,7 @@ def test_priorities_reach_the_shard_that_the_batch_came_from(engine: EngineCore)
 def test_numbers_of_rows_of_another_life_are_not_taken_for_its_own() -> None:
     settings = ReplaySettings(capacity=10, batch_size=4, alpha=1.0)
     before, after = Shard(settings), Shard(settings)
-    after.begin_again()
+    after.renumber_rows()
     for shard in (before, after):
         shard.insert(rows(0, 10))
     batch = before.sample()
@@ -236,7 +235,7 @@ def test_numbers_of_rows_of_another_life_are_not_taken_for_its_own() -> None:
     assert before.priorities().max() == pytest.approx(9)
 
 
-def test_priorities_need_one_source_and_a_value(engine: EngineCore) -> None:
+def test_priorities_need_one_source_and_a_value(engine: Engine) -> None:
     shards = shards_of(engine, 2, alpha=1.0)
     store = StoreToReplay(shards)
     store(rows(0, 10))
@@ -250,7 +249,7 @@ def test_priorities_need_one_source_and_a_value(engine: EngineCore) -> None:
         next(iter(both))
 
 
-def test_goes_on_exactly_from_a_state(engine: EngineCore) -> None:
+def test_goes_on_exactly_from_a_state(engine: Engine) -> None:
     wanted, store = [], StoreToReplay(shards := shards_of(engine, 2, capacity=30, alpha=0.5, seed=4))
 
     def play(store: StoreToReplay, shards: list[Actor], first: int) -> list[Any]:
@@ -292,7 +291,7 @@ def test_operators_hold_back_what_is_not_complete() -> None:
         other.restore(op.state())
         assert other(fragment(3))["obs"].tolist() == op(fragment(3))["obs"].tolist()
     assert Sequences(5)(fragment(0)).keys() == {"episode_return"}, "there is none yet"
-    with pytest.raises(ConfigError, match="cannot share 4"):
+    with pytest.raises(ConfigError, match="cannot overlap by 4"):
         Sequences(4, overlap=4)
 
 

@@ -87,7 +87,7 @@ def test_shards_and_numbers_differ() -> None:
 
 def test_environments_that_do_not_repeat_are_kept_to_their_shard() -> None:
     """Or what one shard plays would depend on what another played before in the same environments."""
-    worker = RolloutWorker(settings_of(num_episodes=6, repeats=False))
+    worker = RolloutWorker(settings_of(num_episodes=6, repeats_from_seed=False))
     for shard in SHARDS:
         worker.sample(shard=shard, number=0)
     assert sorted(worker._collectors) == [0, 1, 2]
@@ -122,7 +122,7 @@ def test_a_worker_says_who_it_is() -> None:
 
 def test_a_network_that_does_not_fit() -> None:
     settings = settings_of(num_episodes=1, network=lambda *_: None)
-    with pytest.raises(ConfigError, match=r"which is no torch\.nn\.Module"):
+    with pytest.raises(ConfigError, match=r"which is not a torch\.nn\.Module"):
         RolloutWorker(settings).sample(shard=SHARDS[0], number=0)
 
 

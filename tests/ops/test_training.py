@@ -16,7 +16,7 @@ from raceway.engine import make_engine
 from raceway.envs import EnvSettings, make_slots
 from raceway.errors import ConfigError
 from raceway.learner.learner import gradients_of
-from raceway.machine import as_in_a_worker
+from raceway.machine import worker_compute_settings
 from raceway.ops import (
     AddAdvantages,
     AddLogProbs,
@@ -53,7 +53,7 @@ ROLLOUTS = RolloutSettings(
 
 @pytest.fixture(autouse=True)
 def _with_one_thread() -> Iterator[None]:
-    with as_in_a_worker():
+    with worker_compute_settings():
         yield
 
 
@@ -97,7 +97,7 @@ def test_a3c_with_one_worker_is_the_sequential_loop() -> None:
     training = Training(algorithm, algorithm.settings(**settings, hidden=(8,), total_timesteps=320))
     cfg = training.cfg
     before = {name: value.copy() for name, value in training.policy.weights().items()}
-    with training.planned(run=True) as flow:
+    with training.open_flow(run=True) as flow:
         rows = list(flow.take(10))
     # The same by hand.
     alone = policy_of(training.rollouts)
@@ -159,7 +159,7 @@ def test_with_replay_the_step_size_falls_over_what_is_played_not_what_is_drawn(n
     replay = {"batch_size": 16, "steps_per_update": 4, "learning_starts": 100, "fragment_steps": 4, "hidden": (8,)}
     length = {"total_timesteps": 800, "lr": 1e-3, "lr_end": 0.0, "engine": "inline", "num_envs": 8, "num_shards": 1}
     training = Training(algorithm, algorithm.settings(env="cartpole", **replay, **length))
-    with training.planned(run=True) as flow:
+    with training.open_flow(run=True) as flow:
         for row in flow:
             if row["time/total_timesteps"] >= 400:
                 break
@@ -170,7 +170,7 @@ def test_impala_learns_by_what_to_scale_rewards() -> None:
     algorithm = find_algorithm("impala")
     settings = {"env": "cartpole", "num_envs": 8, "num_shards": 2, "fragment_steps": 4, "hidden": (8,)}
     training = Training(algorithm, algorithm.settings(**settings, scale_rewards=True, engine="inline", iterations=3))
-    with training.planned(run=True) as flow:
+    with training.open_flow(run=True) as flow:
         list(flow.take(3))
     assert training.policy.rewards is not None
     assert float(training.policy.rewards.count) == 3 * 4 * 4
@@ -195,7 +195,7 @@ def test_the_lag_of_impala_is_bounded(engine: str) -> None:
     settings = {"env": "cartpole", "num_envs": 8, "num_shards": 4, "fragment_steps": 4, "hidden": (8,), "max_lag": 3}
     workers = {"num_workers": 2} if engine == "process" else {}
     training = Training(algorithm, algorithm.settings(**settings, **workers, engine=engine, iterations=40))
-    with training.planned(run=True) as flow:
+    with training.open_flow(run=True) as flow:
         lags = [row["train/policy_lag"] for row in flow.take(40)]
     assert lags[0] == 0
     assert 0 < max(lags) <= 3

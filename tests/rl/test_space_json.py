@@ -1,4 +1,4 @@
-"""Spaces, written as JSON and read again."""
+"""Spaces written as JSON and read back."""
 
 import json
 from typing import Any
@@ -34,13 +34,13 @@ SPACES = [
 ]
 
 
-def again(space: spaces.Space) -> spaces.Space:
-    """Write a space as strict JSON, which has no NaN and no infinity, and read it."""
+def round_trip(space: spaces.Space) -> spaces.Space:
+    """Write a space as strict JSON, which has no NaN and no infinity, and read it back."""
     return space_from_json(json.loads(json.dumps(space_to_json(space), allow_nan=False)))
 
 
-def same_bytes(one: spaces.Space, other: spaces.Space) -> None:
-    """Compare spaces also where Gymnasium does not: bounds that are nearly the same, parts in another order."""
+def assert_identical(one: spaces.Space, other: spaces.Space) -> None:
+    """Compare spaces exactly: Gymnasium accepts bounds that are nearly the same, and parts in another order."""
     assert type(one) is type(other)
     assert one == other
     if isinstance(one, spaces.Box):
@@ -54,12 +54,12 @@ def same_bytes(one: spaces.Space, other: spaces.Space) -> None:
         parts = [list(space.spaces.values()) if isinstance(space, spaces.Dict) else space.spaces
                  for space in (one, other)]  # fmt: skip
         for pair in zip(*parts, strict=True):
-            same_bytes(*pair)
+            assert_identical(*pair)
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
-def test_a_space_comes_back(space: spaces.Space) -> None:
-    same_bytes(space, again(space))
+def test_a_space_survives_a_round_trip(space: spaces.Space) -> None:
+    assert_identical(space, round_trip(space))
 
 
 def test_equal_bounds_are_one_number() -> None:
@@ -69,22 +69,24 @@ def test_equal_bounds_are_one_number() -> None:
 
 def test_the_order_of_the_parts_is_kept() -> None:
     space = spaces.Dict([("b", spaces.Discrete(2)), ("a", spaces.Discrete(3))])
-    assert list(again(space).spaces) == ["b", "a"]
+    assert list(round_trip(space).spaces) == ["b", "a"]
 
 
 @st.composite
 def boxes(draw: st.DrawFn) -> spaces.Box:
-    kind = draw(st.sampled_from([np.float32, np.float64, np.float16, np.uint8, np.int32, np.int8]))
+    dtype = draw(st.sampled_from([np.float32, np.float64, np.float16, np.uint8, np.int32, np.int8]))
     shape = draw(arrays.array_shapes(min_dims=0, max_dims=3, max_side=3))
-    numbers = {"allow_nan": False} if np.issubdtype(kind, np.floating) else {}
-    sides = [draw(arrays.arrays(kind, shape, elements=arrays.from_dtype(np.dtype(kind), **numbers))) for _ in range(2)]
+    numbers = {"allow_nan": False} if np.issubdtype(dtype, np.floating) else {}
+    sides = [
+        draw(arrays.arrays(dtype, shape, elements=arrays.from_dtype(np.dtype(dtype), **numbers))) for _ in range(2)
+    ]
     low, high = np.minimum(*sides), np.maximum(*sides)
-    if np.issubdtype(kind, np.floating):
-        # Gymnasium takes no lower bound of +inf, nor an upper one of -inf.
-        low = np.where(low == np.inf, np.finfo(kind).min, low).astype(kind)
-        high = np.where(high == -np.inf, np.finfo(kind).max, high).astype(kind)
+    if np.issubdtype(dtype, np.floating):
+        # Gymnasium refuses a lower bound of +inf and an upper bound of -inf.
+        low = np.where(low == np.inf, np.finfo(dtype).min, low).astype(dtype)
+        high = np.where(high == -np.inf, np.finfo(dtype).max, high).astype(dtype)
         high = np.maximum(low, high)
-    return spaces.Box(low, high, shape, kind)
+    return spaces.Box(low, high, shape, dtype)
 
 
 def discretes() -> st.SearchStrategy[spaces.Space]:
@@ -113,51 +115,51 @@ NESTED = st.recursive(
 
 
 @given(NESTED)
-def test_any_space_comes_back(space: spaces.Space) -> None:
-    same_bytes(space, again(space))
+def test_any_space_survives_a_round_trip(space: spaces.Space) -> None:
+    assert_identical(space, round_trip(space))
 
 
 @pytest.mark.parametrize(
-    ("space", "said"),
+    ("space", "message"),
     [
         (spaces.Text(5), "type Text"),
         (spaces.Dict({"a": spaces.Sequence(spaces.Discrete(2))}), "type Sequence"),
         (spaces.Dict([(1, spaces.Discrete(2))]), "the key 1"),
     ],
 )
-def test_a_space_that_cannot_be_written_is_named(space: spaces.Space, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_a_space_that_cannot_be_written_is_named(space: spaces.Space, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         space_to_json(space)
 
 
 @pytest.mark.parametrize(
-    ("doc", "said"),
+    ("doc", "message"),
     [
-        ({}, "describes no space"),
-        ([1], "describes no space"),
+        ({}, "does not describe a space"),
+        ([1], "does not describe a space"),
         ({"type": "Bx"}, "Did you mean 'Box'"),
-        ({"type": "Discrete", "n": 0, "start": 0, "dtype": "int64"}, "describes no Discrete space"),
+        ({"type": "Discrete", "n": 0, "start": 0, "dtype": "int64"}, "does not describe a Discrete space"),
         ({"type": "Discrete", "start": 0, "dtype": "int64"}, "has no 'n'"),
-        ({"type": "Box", "low": [1, 2], "high": 1, "shape": [3], "dtype": "float32"}, "describes no Box space"),
-        ({"type": "Box", "low": "x", "high": 1, "shape": [3], "dtype": "float32"}, "describes no Box space"),
-        ({"type": "Box", "low": 0, "high": 1, "shape": [3], "dtype": "object"}, "describes no Box space"),
-        ({"type": ["Box"]}, "describes no space"),
+        ({"type": "Box", "low": [1, 2], "high": 1, "shape": [3], "dtype": "float32"}, "does not describe a Box space"),
+        ({"type": "Box", "low": "x", "high": 1, "shape": [3], "dtype": "float32"}, "does not describe a Box space"),
+        ({"type": "Box", "low": 0, "high": 1, "shape": [3], "dtype": "object"}, "does not describe a Box space"),
+        ({"type": ["Box"]}, "does not describe a space"),
         ({"type": "Box", "low": 0, "high": 1, "shape": [10**14], "dtype": "float32"}, "100,000,000,000,000 numbers"),
-        ({"type": "Box", "low": 0, "high": 1, "shape": [10**9, "a"], "dtype": "float32"}, "are no sizes"),
+        ({"type": "Box", "low": 0, "high": 1, "shape": [10**9, "a"], "dtype": "float32"}, "are not sizes"),
         ({"type": "MultiBinary", "n": 10**14}, "100,000,000,000,000 numbers"),
         ({"type": "Tuple", "spaces": [{"type": "Box", "low": 0, "high": 1, "shape": [2**25], "dtype": "int8"}] * 3},
-         "a Tuple space of 100,663,296 numbers is refused"),
+         "a Tuple space of 100,663,296 numbers is too large"),
         ({"type": "Dict", "spaces": [["a", {"type": "Discrete"}]]}, "a Discrete space has no 'dtype'"),
     ],
 )  # fmt: skip
-def test_what_describes_no_space_is_an_error(doc: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_an_invalid_description_is_an_error(doc: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         space_from_json(doc)
 
 
-def test_a_space_within_too_many_others_is_an_error() -> None:
+def test_a_space_that_is_nested_too_deeply_is_an_error() -> None:
     doc: Any = {"type": "Discrete", "n": 2, "start": 0, "dtype": "int64"}
     for _ in range(500):
         doc = {"type": "Tuple", "spaces": [doc]}
-    with pytest.raises(ConfigError, match="too many others within one another"):
+    with pytest.raises(ConfigError, match="is nested too deeply"):
         space_from_json(doc)

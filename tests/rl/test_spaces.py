@@ -1,4 +1,4 @@
-"""Arrays for every space, filled and read row by row."""
+"""Arrays for every space, filled and read by row."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raceway.errors import ConfigError
-from raceway.rl import empty, fill, obs_space_of, row_of, tree_map
+from raceway.rl import empty, fill, network_obs_space, row_of, tree_map
 
 LEAVES = [
     (spaces.Box(-1, 1, (3,)), (3,), np.float32),
@@ -32,7 +32,7 @@ NESTED = spaces.Dict(
 
 
 @pytest.mark.parametrize(("space", "shape", "dtype"), LEAVES)
-def test_arrays_have_the_form_of_the_space(space: spaces.Space, shape: tuple[int, ...], dtype: Any) -> None:
+def test_arrays_have_the_shape_and_dtype_of_the_space(space: spaces.Space, shape: tuple[int, ...], dtype: Any) -> None:
     arrays = empty(space, (5, 2))
     assert arrays.shape == (5, 2, *shape)
     assert arrays.dtype == dtype
@@ -40,7 +40,7 @@ def test_arrays_have_the_form_of_the_space(space: spaces.Space, shape: tuple[int
 
 
 @pytest.mark.parametrize("space", [space for space, _, _ in LEAVES])
-def test_what_new_arrays_hold_is_of_the_space(space: spaces.Space) -> None:
+def test_new_arrays_hold_values_of_the_space(space: spaces.Space) -> None:
     assert space.contains(np.asarray(empty(space, (2,))[0], space.dtype))
 
 
@@ -70,7 +70,7 @@ def test_a_row_is_a_view() -> None:
     np.testing.assert_array_equal(tree["a"], [[0, 0], [7, 7]])
 
 
-def test_a_row_of_what_vectors_give_for_a_tuple_space() -> None:
+def test_a_row_of_a_tuple_from_a_vector_environment() -> None:
     row = row_of((np.array([1, 2, 3]), {"x": np.array([4, 5, 6])}), 1)
     assert row == {"0": 2, "1": {"x": 5}}
 
@@ -93,7 +93,7 @@ def test_all_rows_at_once() -> None:
 
 @pytest.mark.parametrize("index", [0, slice(None)])
 @pytest.mark.parametrize("shape", [(), (1,), (2,), (3, 1), (2, 1, 3)])
-def test_another_shape_is_refused_although_numpy_would_repeat_it(index: Any, shape: tuple[int, ...]) -> None:
+def test_another_shape_is_refused_although_numpy_would_broadcast_it(index: Any, shape: tuple[int, ...]) -> None:
     arrays = np.zeros((2, 3))
     with pytest.raises(ValueError, match=r"an observation of shape .*, where its space says"):
         fill(arrays, index, np.ones(shape))
@@ -113,27 +113,30 @@ def test_a_short_tuple_is_refused() -> None:
 
 
 @given(st.integers(0, 999), st.integers(1, 4))
-def test_what_is_filled_in_is_read_again(seed: int, rows: int) -> None:
+def test_filled_rows_are_read_back(seed: int, rows: int) -> None:
     NESTED.seed(seed)
-    arrays, given_values = empty(NESTED, (rows,)), [NESTED.sample() for _ in range(rows)]
-    for place, value in enumerate(given_values):
-        fill(arrays, place, value)
-    for place, value in enumerate(given_values):
-        row = row_of(arrays, place)
+    arrays, values = empty(NESTED, (rows,)), [NESTED.sample() for _ in range(rows)]
+    for index, value in enumerate(values):
+        fill(arrays, index, value)
+    for index, value in enumerate(values):
+        row = row_of(arrays, index)
         np.testing.assert_array_equal(row["place"], value["place"])
         assert (row["pair"]["0"], row["pair"]["1"]["x"]) == (value["pair"][0], value["pair"][1]["x"])
 
 
-def test_the_mask_lies_beside_what_is_seen() -> None:
+def test_the_action_mask_is_split_from_the_observation() -> None:
     mask, board, hand = spaces.MultiBinary(3), spaces.Box(0, 1, (2,)), spaces.Discrete(4)
-    assert obs_space_of(board) == (board, False)
-    assert obs_space_of(spaces.Dict({"board": board})) == (spaces.Dict({"board": board}), False)
-    assert obs_space_of(spaces.Dict({"observation": board, "action_mask": mask})) == (board, True)
-    assert obs_space_of(spaces.Dict({"board": board, "action_mask": mask})) == (spaces.Dict({"board": board}), True)
+    assert network_obs_space(board) == (board, False)
+    assert network_obs_space(spaces.Dict({"board": board})) == (spaces.Dict({"board": board}), False)
+    assert network_obs_space(spaces.Dict({"observation": board, "action_mask": mask})) == (board, True)
+    assert network_obs_space(spaces.Dict({"board": board, "action_mask": mask})) == (
+        spaces.Dict({"board": board}),
+        True,
+    )
     both = spaces.Dict({"observation": board, "hand": hand, "action_mask": mask})
-    assert obs_space_of(both) == (spaces.Dict({"observation": board, "hand": hand}), True)
+    assert network_obs_space(both) == (spaces.Dict({"observation": board, "hand": hand}), True)
 
 
-def test_a_mask_alone_is_nothing_to_see() -> None:
-    with pytest.raises(ConfigError, match="nothing for a network to see"):
-        obs_space_of(spaces.Dict({"action_mask": spaces.MultiBinary(3)}))
+def test_a_mask_without_an_observation_is_refused() -> None:
+    with pytest.raises(ConfigError, match="nothing but an action_mask"):
+        network_obs_space(spaces.Dict({"action_mask": spaces.MultiBinary(3)}))

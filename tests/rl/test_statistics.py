@@ -1,4 +1,4 @@
-"""What several runs say together."""
+"""Statistics over several runs."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30)
 
 
 @pytest.mark.parametrize(
-    ("values", "wanted"),
+    ("values", "expected"),
     [
         ([7], 7),
         ([1, 3], 2),
@@ -21,17 +21,17 @@ NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30)
         ([-1000, 1, 1, 2, 2, 3, 3, 1000], (1 + 2 + 2 + 3) / 4),
     ],
 )
-def test_the_mean_of_the_middle_half_by_hand(values: list[float], wanted: float) -> None:
-    assert interquartile_mean(values) == pytest.approx(wanted)
-    assert interquartile_mean(np.array(values)[::-1]) == pytest.approx(wanted)
+def test_the_interquartile_mean_by_hand(values: list[float], expected: float) -> None:
+    assert interquartile_mean(values) == pytest.approx(expected)
+    assert interquartile_mean(np.array(values)[::-1]) == pytest.approx(expected)
 
 
 @given(NUMBERS)
-def test_it_is_the_mean_of_the_middle_of_four_copies(values: list[float]) -> None:
-    """With four of each value the quartiles fall between values, and a slice is enough."""
+def test_the_interquartile_mean_of_four_copies(values: list[float]) -> None:
+    """With four copies of each value, the quartiles fall between values, and a slice is enough."""
     ordered = np.sort(np.repeat(values, 4))
-    wanted = ordered[len(values) : -len(values)].mean()
-    assert interquartile_mean(values) == pytest.approx(wanted, rel=1e-9, abs=1e-6)
+    expected = ordered[len(values) : -len(values)].mean()
+    assert interquartile_mean(values) == pytest.approx(expected, rel=1e-9, abs=1e-6)
 
 
 @given(NUMBERS, st.integers(0, 9))
@@ -41,7 +41,7 @@ def test_the_interval_lies_within_the_values(values: list[float], seed: int) -> 
     assert min(values) - span <= low <= high <= max(values) + span
 
 
-def test_the_interval_of_a_mean_is_the_textbooks() -> None:
+def test_the_interval_of_a_mean_is_that_of_the_textbook() -> None:
     """For the mean of many values, it is 1.96 standard errors to each side."""
     values = np.random.default_rng(0).normal(10, 2, 400)
     low, high = bootstrap_interval(values, np.mean)
@@ -56,19 +56,19 @@ def test_a_higher_level_is_wider() -> None:
     assert wide[0] < narrow[0] < narrow[1] < wide[1]
 
 
-def test_the_same_seed_draws_the_same_samples() -> None:
+def test_the_same_seed_gives_the_same_samples() -> None:
     values = np.arange(9.0)
     assert bootstrap_interval(values, seed=1) == bootstrap_interval(values, seed=1)
     assert bootstrap_interval(values, num_samples=50, seed=1) != bootstrap_interval(values, num_samples=50, seed=2)
 
 
-def test_the_statistic_is_the_callers() -> None:
+def test_any_statistic_can_be_passed() -> None:
     assert bootstrap_interval([1.0, 2.0, 3.0], lambda sample: 42.0) == (42.0, 42.0)
     assert bootstrap_interval([1.0, 2.0, 3.0], len, num_samples=3) == (3.0, 3.0)
 
 
 @pytest.mark.parametrize(
-    ("x", "y", "wanted"),
+    ("x", "y", "expected"),
     [
         ([2], [1], 1.0),
         ([1], [2], 0.0),
@@ -79,29 +79,29 @@ def test_the_statistic_is_the_callers() -> None:
         ([-1.5, 0.0], [-2.0, 7.0], 0.5),
     ],
 )
-def test_the_probability_of_improvement_by_hand(x: list[float], y: list[float], wanted: float) -> None:
-    assert probability_of_improvement(x, y) == pytest.approx(wanted)
-    assert probability_of_improvement(np.array(y), x) == pytest.approx(1 - wanted)
+def test_the_probability_of_improvement_by_hand(x: list[float], y: list[float], expected: float) -> None:
+    assert probability_of_improvement(x, y) == pytest.approx(expected)
+    assert probability_of_improvement(np.array(y), x) == pytest.approx(1 - expected)
 
 
 @given(NUMBERS, NUMBERS, st.integers(0, 9))
-def test_its_interval_is_of_probabilities(x: list[float], y: list[float], seed: int) -> None:
+def test_the_interval_of_a_probability_is_within_0_and_1(x: list[float], y: list[float], seed: int) -> None:
     low, high = improvement_interval(x, y, num_samples=20, seed=seed)
     assert 0 <= low <= high <= 1
-    turned = improvement_interval([-value for value in x], [-value for value in y], num_samples=20, seed=seed)
-    assert turned == pytest.approx((1 - high, 1 - low))  # the same samples, with every win a loss
+    mirrored = improvement_interval([-value for value in x], [-value for value in y], num_samples=20, seed=seed)
+    assert mirrored == pytest.approx((1 - high, 1 - low))  # the same samples, with every win a loss
 
 
-def test_both_sides_are_drawn_again() -> None:
-    """Against one value it is a share of hits, whose interval is the binomial's: p ± 1.96 √(p (1 - p) / n)."""
+def test_both_sides_are_resampled() -> None:
+    """Against a single value, the interval is that of a binomial proportion: p ± 1.96 √(p (1 - p) / n)."""
     many = np.arange(400.0)
-    wanted = 0.25 - 1.96 * np.sqrt(0.25 * 0.75 / 400), 0.25 + 1.96 * np.sqrt(0.25 * 0.75 / 400)
-    assert improvement_interval(many, [299.5]) == pytest.approx(wanted, abs=0.005)
+    expected = 0.25 - 1.96 * np.sqrt(0.25 * 0.75 / 400), 0.25 + 1.96 * np.sqrt(0.25 * 0.75 / 400)
+    assert improvement_interval(many, [299.5]) == pytest.approx(expected, abs=0.005)
     low, high = improvement_interval([299.5], many)
-    assert (low, high) == pytest.approx((1 - wanted[1], 1 - wanted[0]), abs=0.005)
+    assert (low, high) == pytest.approx((1 - expected[1], 1 - expected[0]), abs=0.005)
 
 
-def test_its_interval_by_counting() -> None:
-    """Of two and two values each is drawn twice in a quarter of the samples, so a sure win is 1 in 9 of 16 samples."""
+def test_the_interval_of_a_probability_by_counting() -> None:
+    """Each of two values is sampled twice in a quarter of the resamples; the two levels lie on either side of that."""
     assert improvement_interval([1, 3], [2, 2], level=0.4) == (0.5, 0.5)
     assert improvement_interval([1, 3], [2, 2], level=0.6) == (0.0, 1.0)

@@ -1,4 +1,4 @@
-"""No step is lost, doubled or put into another's episode, however environments are stepped and reset."""
+"""No step is lost, duplicated or assigned to another episode, however environments are stepped and reset."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,21 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raceway.agents import make_policy
-from raceway.envs import seed_of_episode
+from raceway.envs import episode_seed
 from raceway.rl import Batch, num_steps, row_of
 from raceway.rollouts.collector import Collector
 from tests.envs.toy_envs import Samples, as_tree, assert_same
 from tests.rollouts.toy_envs import KINDS, Counting, Walk, slots_of
 
 PLANS = [[3, -1, 5], [-4, 4], [2, -2, 7, 1]]
-"""Of three environments: lengths of episodes, negative for those that are truncated."""
+"""Lengths of the episodes of three environments, negative for those that are truncated."""
 
 kinds = pytest.mark.parametrize("kind", KINDS)
 
 
-def collector_of(kind: str, envs: Sequence[Any], network: Any = "mlp", **place: int) -> Collector:
+def collector_of(kind: str, envs: Sequence[Any], network: Any = "mlp", **settings: int) -> Collector:
     policy = make_policy(envs[0].observation_space, envs[0].action_space, network, (8,), seed=0)
-    return Collector(slots_of(kind, envs), policy, **{"seed": 3, "shard": 5, **place})
+    return Collector(slots_of(kind, envs), policy, **{"seed": 3, "shard": 5, **settings})
 
 
 def counting(plans: Sequence[Sequence[int]] = PLANS, **more: Any) -> list[Counting]:
@@ -32,7 +32,7 @@ def counting(plans: Sequence[Sequence[int]] = PLANS, **more: Any) -> list[Counti
 
 
 def assert_whole(batch: Batch, envs: Sequence[Counting], counts: Sequence[int], since: Sequence[int]) -> None:
-    """Compare a batch with what its environments played since then: so many whole episodes each."""
+    """Compare a batch with the episodes of its environments: the first `counts` of each, after number `since`."""
     episodes = [ep for env, num, then in zip(envs, counts, since, strict=True) for ep in env.since(then)[:num]]
     assert len(episodes) == sum(counts)
     np.testing.assert_array_equal(batch["length"], [len(ep.steps) for ep in episodes])
@@ -46,8 +46,8 @@ def assert_whole(batch: Batch, envs: Sequence[Counting], counts: Sequence[int], 
     np.testing.assert_array_equal(np.flatnonzero(batch["terminated"] | batch["truncated"]), ends)
 
 
-def played(envs: Sequence[Counting]) -> list[int]:
-    return [len(env.played) for env in envs]
+def num_episodes(envs: Sequence[Counting]) -> list[int]:
+    return [len(env.episodes) for env in envs]
 
 
 # Whole episodes.
@@ -56,42 +56,42 @@ def played(envs: Sequence[Counting]) -> list[int]:
 @kinds
 @pytest.mark.parametrize("counts", [[1, 1, 1], [3, 3, 3], [4, 1, 2], [0, 2, 3], [0, 0, 1]])
 def test_whole_episodes(kind: str, counts: list[int]) -> None:
-    """Call after call: slots that have finished, or do not play at all, may not disturb the others."""
+    """Over several calls: slots that have finished, or have no episodes at all, do not disturb the others."""
     envs = counting()
     collector = collector_of(kind, envs)
     for number in range(4):
-        since = played(envs)
+        since = num_episodes(envs)
         assert_whole(collector.episodes(counts, number), envs, counts, since)
 
 
 @kinds
-def test_every_reward_is_there_once(kind: str) -> None:
+def test_every_reward_occurs_once(kind: str) -> None:
     envs = counting()
     collector = collector_of(kind, envs)
     rewards = np.concatenate([collector.episodes([2, 3, 1], number)["reward"] for number in range(5)])
     assert len(set(rewards.tolist())) == len(rewards)
 
 
-def test_stepped_environments_take_no_step_for_nothing() -> None:
+def test_stepped_environments_take_no_unused_step() -> None:
     envs = counting()
     collector = collector_of("stepped", envs)
     total = sum(num_steps(collector.episodes([4, 0, 2], number)) for number in range(3))
-    assert total == sum(len(episode.steps) for env in envs for episode in env.played)
+    assert total == sum(len(episode.steps) for env in envs for episode in env.episodes)
     assert [len(env.since(0)) for env in envs] == [12, 0, 6]
 
 
 @pytest.mark.parametrize("kind", ["stepped", "DISABLED"])
-def test_every_episode_begins_with_a_seed_of_its_own(kind: str) -> None:
+def test_every_episode_begins_with_its_own_seed(kind: str) -> None:
     envs = counting()
     collector = collector_of(kind, envs)
     counts = [2, 1, 3]
     for number in range(3):
-        since = played(envs)
+        since = num_episodes(envs)
         collector.episodes(counts, number)
         for slot, (env, count) in enumerate(zip(envs, counts, strict=True)):
             episodes = range(number * count, (number + 1) * count)
-            wanted = [seed_of_episode(3, 5, slot, episode) for episode in episodes]
-            assert [episode.seed for episode in env.since(since[slot])[:count]] == wanted
+            expected = [episode_seed(3, 5, slot, episode) for episode in episodes]
+            assert [episode.seed for episode in env.since(since[slot])[:count]] == expected
 
 
 @kinds
@@ -108,26 +108,26 @@ def test_no_episodes_at_all(kind: str) -> None:
         "final_obs": (0, 3),
         "episode_lost": (0,),
     }
-    assert played(envs) == [0, 0, 0]
+    assert num_episodes(envs) == [0, 0, 0]
 
 
 @kinds
-def test_episodes_longer_than_the_first_arrays(kind: str) -> None:
+def test_episodes_longer_than_the_initial_arrays(kind: str) -> None:
     plans = [[511, -1300, 2], [1, 512, -513], [-512, 514]]
     envs = counting(plans)
     collector = collector_of(kind, envs)
     for number, counts in enumerate([[2, 3, 1], [3, 1, 2]]):
-        since = played(envs)
+        since = num_episodes(envs)
         assert_whole(collector.episodes(counts, number), envs, counts, since)
 
 
 def test_a_batch_is_not_changed_by_the_next() -> None:
     collector = collector_of("stepped", counting())
     batch = collector.episodes([2, 2, 2])
-    kept = {name: column.copy() for name, column in batch.items()}
+    copies = {name: column.copy() for name, column in batch.items()}
     collector.episodes([3, 1, 2], number=1)
     collector.fragment(9)
-    for name, column in kept.items():
+    for name, column in copies.items():
         np.testing.assert_array_equal(batch[name], column)
 
 
@@ -141,7 +141,7 @@ def test_whole_episodes_of_any_length(data: st.DataObject) -> None:
     collector = collector_of(kind, envs)
     for number in range(data.draw(st.integers(1, 3))):
         counts = [data.draw(st.integers(0, 3)) for _ in envs]
-        since = played(envs)
+        since = num_episodes(envs)
         assert_whole(collector.episodes(counts, number), envs, counts, since)
 
 
@@ -149,23 +149,23 @@ def test_whole_episodes_of_any_length(data: st.DataObject) -> None:
 
 
 def assert_fragments(batches: Sequence[Batch], envs: Sequence[Counting], kind: str) -> None:
-    """Compare fragments in a row with all that their environments played."""
+    """Compare consecutive fragments with all episodes of their environments."""
     rows = {name: np.concatenate([batch[name] for batch in batches]) for name in ("obs", "action", "reward")}
     flags = {name: np.concatenate([batch[name] for batch in batches]) for name in ("terminated", "truncated")}
     ended = flags["terminated"] | flags["truncated"]
     assert all(("valid" in batch) == (kind == "NEXT_STEP") for batch in batches)
     valid = np.concatenate([batch.get("valid", np.ones(batch["reward"].shape, bool)) for batch in batches])
-    # A reset takes a step of its own, unless all are at an end and can be told to begin anew.
-    wanted = np.ones_like(valid)
+    # A reset takes an extra step, unless all environments have ended and are reset together.
+    expected = np.ones_like(valid)
     if kind == "NEXT_STEP":
-        wanted[1:] = ~ended[:-1] | ended[:-1].all(1, keepdims=True)
-    np.testing.assert_array_equal(valid, wanted)
+        expected[1:] = ~ended[:-1] | ended[:-1].all(1, keepdims=True)
+    np.testing.assert_array_equal(valid, expected)
     assert not ended[~valid].any()
     for slot, env in enumerate(envs):
-        steps = [step for episode in env.played for step in episode.steps]
+        steps = [step for episode in env.episodes for step in episode.steps]
         counts = valid[:, slot]
-        seen = [obs for episode in env.played for obs in episode.obs[:-1]]
-        np.testing.assert_array_equal(rows["obs"][counts, slot], seen)
+        obs = [row for episode in env.episodes for row in episode.obs[:-1]]
+        np.testing.assert_array_equal(rows["obs"][counts, slot], obs)
         for column, values in enumerate([rows["action"], rows["reward"], *flags.values()]):
             np.testing.assert_array_equal(values[counts, slot], [step[column] for step in steps])
     assert sum(num_steps(batch) for batch in batches) == valid.sum()
@@ -173,26 +173,26 @@ def assert_fragments(batches: Sequence[Batch], envs: Sequence[Counting], kind: s
 
 
 def _assert_ends(batches: Sequence[Batch], envs: Sequence[Counting]) -> None:
-    """Compare what was seen after truncated steps, and the episodes that ended, in the order of their rows."""
-    over = [[ep for ep in env.since(0) if ep.steps[-1][2] or ep.steps[-1][3]] for env in envs]
+    """Compare the last observations of truncated episodes, and the totals of those that ended, in the order of rows."""
+    ended = [[ep for ep in env.since(0) if ep.steps[-1][2] or ep.steps[-1][3]] for env in envs]
     for batch in batches:
         final, returns, lengths = [], [], []
-        for now, slot in np.argwhere(batch["terminated"] | batch["truncated"]).tolist():
-            episode = over[slot].pop(0)
+        for row, slot in np.argwhere(batch["terminated"] | batch["truncated"]).tolist():
+            episode = ended[slot].pop(0)
             returns.append(sum(step[1] for step in episode.steps))
             lengths.append(len(episode.steps))
-            if batch["truncated"][now, slot]:
+            if batch["truncated"][row, slot]:
                 final.append(episode.obs[-1])
         np.testing.assert_array_equal(batch["final_obs"], np.reshape(final, (-1, 3)))
         np.testing.assert_array_equal(batch["episode_return"], returns)
         np.testing.assert_array_equal(batch["episode_length"], lengths)
-    assert over == [[]] * len(envs)
+    assert ended == [[]] * len(envs)
 
 
 @kinds
 @pytest.mark.parametrize("steps", [[1] * 12, [7] * 5, [4, 11, 1, 30], [600, 3, 520]])
 def test_fragments(kind: str, steps: list[int]) -> None:
-    """They cut episodes, and go on with them."""
+    """They cut episodes, and continue them."""
     envs = counting()
     collector = collector_of(kind, envs)
     batches = []
@@ -200,7 +200,7 @@ def test_fragments(kind: str, steps: list[int]) -> None:
         batch = collector.fragment(num, number)
         assert batch["obs"].shape == (num, 3, 3)
         assert batch["reward"].shape == batch["terminated"].shape == batch["truncated"].shape == (num, 3)
-        np.testing.assert_array_equal(batch["last_obs"], [env.played[-1].obs[-1] for env in envs])
+        np.testing.assert_array_equal(batch["last_obs"], [env.episodes[-1].obs[-1] for env in envs])
         if batches:
             np.testing.assert_array_equal(batch["obs"][0], batches[-1]["last_obs"])
         batches.append(batch)
@@ -227,8 +227,8 @@ def test_fragments_within_one_long_episode(kind: str) -> None:
     collector = collector_of(kind, envs)
     batches = [collector.fragment(400, number) for number in range(5)]
     assert_fragments(batches, envs, kind)
-    found = [batch["episode_length"].tolist() for batch in batches]
-    assert found == [[], [], [1001], [1500], []]
+    lengths = [batch["episode_length"].tolist() for batch in batches]
+    assert lengths == [[], [], [1001], [1500], []]
 
 
 @settings(max_examples=60, deadline=None)
@@ -244,22 +244,22 @@ def test_fragments_of_any_length(data: st.DataObject) -> None:
 
 
 @kinds
-def test_fragments_begin_anew_after_whole_episodes(kind: str) -> None:
+def test_fragments_begin_new_episodes_after_whole_episodes(kind: str) -> None:
     envs = counting()
     collector = collector_of(kind, envs)
     collector.fragment(5)
-    since = played(envs)
+    since = num_episodes(envs)
     assert_whole(collector.episodes([1, 2, 1]), envs, [1, 2, 1], since)
     for env in envs:
-        env.played.clear()
+        env.episodes.clear()
     assert_fragments([collector.fragment(5, number) for number in range(3)], envs, kind)
 
 
-# What is seen and done.
+# Observations and actions.
 
 
 @kinds
-def test_observations_of_parts(kind: str) -> None:
+def test_nested_observations(kind: str) -> None:
     space = spaces.Dict(
         {"pair": spaces.Tuple([spaces.Discrete(9, start=2), spaces.Box(-1, 1, (2,))]), "x": spaces.Box(0, 1, ())}
     )
@@ -280,28 +280,28 @@ def test_observations_of_parts(kind: str) -> None:
 
 
 @pytest.mark.parametrize("num", [1, 3])
-def test_an_environment_may_change_the_action_it_is_given(num: int) -> None:
-    class Greedy(Walk):
+def test_an_environment_may_change_the_action_it_gets(num: int) -> None:
+    class Overwriting(Walk):
         action_space = spaces.Box(-1, 1, (2,))
 
         def __init__(self) -> None:
-            self.given: list[Any] = []
+            self.actions: list[Any] = []
 
         def step(self, action: Any) -> Any:
-            self.given.append(action.copy())
+            self.actions.append(action.copy())
             action *= 0
             return super().step(action)
 
-    envs = [Greedy() for _ in range(num)]
+    envs = [Overwriting() for _ in range(num)]
     batch = collector_of("stepped", envs).episodes([3] * num)
-    np.testing.assert_array_equal(batch["action"], np.concatenate([env.given for env in envs]))
+    np.testing.assert_array_equal(batch["action"], np.concatenate([env.actions for env in envs]))
     assert abs(batch["action"]).min() > 0
 
 
 @pytest.mark.parametrize("network", ["mlp", "lstm"])
 @kinds
-def test_observations_that_begin_above_zero(kind: str, network: str) -> None:
-    """Of slots that never begin, and in the gaps between episodes, there is nothing that a network cannot see."""
+def test_discrete_observations_that_begin_above_zero(kind: str, network: str) -> None:
+    """Slots that never begin, and gaps between episodes, hold valid observations for the network."""
     envs = [Samples(spaces.Discrete(4, start=7), length=length) for length in (2, 6)]
     collector = collector_of(kind, envs, network)
     batch = collector.episodes([0, 2])
@@ -309,32 +309,32 @@ def test_observations_that_begin_above_zero(kind: str, network: str) -> None:
     assert collector.policy.log_prob(collector.episodes([3, 1], number=1)).shape == (12,)
 
 
-# Where random numbers come from.
+# Random numbers.
 
 
-def assert_equal(one: Batch, other: Batch) -> None:
-    assert one.keys() == other.keys()
-    for name in one:
-        np.testing.assert_array_equal(one[name], other[name])
+def assert_equal(batch: Batch, other: Batch) -> None:
+    assert batch.keys() == other.keys()
+    for name in batch:
+        np.testing.assert_array_equal(batch[name], other[name])
 
 
-def walks(kind: str, num: int = 3, **place: int) -> Collector:
-    return collector_of(kind, [Walk() for _ in range(num)], **place)
+def walks(kind: str, num: int = 3, **settings: int) -> Collector:
+    return collector_of(kind, [Walk() for _ in range(num)], **settings)
 
 
 @kinds
 def test_the_same_seed_gives_the_same_batches(kind: str) -> None:
-    one, other = walks(kind), walks(kind)
+    first, second = walks(kind), walks(kind)
     for number in range(3):
-        assert_equal(one.episodes([2, 1, 3], number), other.episodes([2, 1, 3], number))
-    one, other = walks(kind), walks(kind)
+        assert_equal(first.episodes([2, 1, 3], number), second.episodes([2, 1, 3], number))
+    first, second = walks(kind), walks(kind)
     for number in range(3):
-        assert_equal(one.fragment(9, number), other.fragment(9, number))
+        assert_equal(first.fragment(9, number), second.fragment(9, number))
 
 
 @kinds
 @pytest.mark.parametrize("counts", [[2, 1, 3], [1, 0, 2], [0, 0, 1], [1, 1, 1]])
-def test_whole_episodes_do_not_depend_on_what_was_played_before(kind: str, counts: list[int]) -> None:
+def test_whole_episodes_do_not_depend_on_earlier_calls(kind: str, counts: list[int]) -> None:
     fresh, used = walks(kind), walks(kind)
     for number in (9, 4):
         used.episodes([1, 2, 1], number)
@@ -346,8 +346,8 @@ def test_whole_episodes_do_not_depend_on_what_was_played_before(kind: str, count
 @kinds
 @pytest.mark.parametrize("change", [{"seed": 4}, {"shard": 6}])
 def test_another_seed_or_shard_gives_another_batch(kind: str, change: dict[str, int]) -> None:
-    one, other = walks(kind).episodes([2, 2, 2]), walks(kind, **change).episodes([2, 2, 2])
-    assert not np.isin(one["obs"], other["obs"]).any()
+    batch, other = walks(kind).episodes([2, 2, 2]), walks(kind, **change).episodes([2, 2, 2])
+    assert not np.isin(batch["obs"], other["obs"]).any()
     first, second = walks(kind).fragment(20), walks(kind, **change).fragment(20)
     assert not np.isin(first["obs"], second["obs"]).any()
     assert (first["action"] != second["action"]).any()
@@ -361,24 +361,24 @@ def test_another_number_gives_another_batch(kind: str) -> None:
 
 
 def test_the_number_decides_the_actions() -> None:
-    """Also where nothing else differs: the environments here know no chance."""
-    one, same, other = (
+    """Also if nothing else differs: these environments are deterministic."""
+    first, same, other = (
         collector_of("stepped", counting([[50]])).fragment(50, number)["action"] for number in (1, 1, 2)
     )
-    np.testing.assert_array_equal(one, same)
-    assert (one != other).any()
+    np.testing.assert_array_equal(first, same)
+    assert (first != other).any()
 
 
-def test_slots_draw_actions_of_their_own() -> None:
+def test_slots_sample_different_actions() -> None:
     actions = collector_of("stepped", counting([[60], [60]]), seed=0).fragment(60)["action"]
     assert (actions[:, 0] != actions[:, 1]).any()
 
 
 @kinds
-def test_an_episode_is_never_played_twice(kind: str) -> None:
+def test_no_episode_is_collected_twice(kind: str) -> None:
     collector = walks(kind)
     obs = np.concatenate([collector.fragment(25, number)["obs"].reshape(-1, 2) for number in range(4)])
-    # In NEXT_STEP, the last observation of an episode is there too; it is no other's.
+    # In NEXT_STEP, the last observation of an episode has a row too; it differs from all others.
     assert len(np.unique(obs, axis=0)) == len(obs)
 
 

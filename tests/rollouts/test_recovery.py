@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 from raceway.agents import Policy, make_policy
 from raceway.algorithms import find_algorithm
 from raceway.algorithms.impala import loss as impala_loss
-from raceway.envs import EnvSettings, Purpose, SteppedSlots, seed_of, seed_of_episode
+from raceway.envs import EnvSettings, Purpose, SteppedSlots, derive_seed, episode_seed
 from raceway.errors import EnvironmentFailed
 from raceway.flow import Shard
 from raceway.learner.learner import tensors_of
@@ -21,7 +21,7 @@ from raceway.ops import AddAdvantages, AddLogProbs, ConcatFragments, RolloutSett
 from raceway.ops import Transitions as MakeTransitions
 from raceway.rl import Batch, sequences
 from raceway.rollouts.collector import Collector
-from raceway.rollouts.fragments import RunningReturns, judged
+from raceway.rollouts.fragments import RunningReturns, evaluate_fragment
 from raceway.rollouts.recovery import Recovery
 from tests.rollouts.toy_envs import Counting, Fault, slots_of
 
@@ -133,7 +133,7 @@ def test_a_recurrent_policy_remembers_nothing_of_it() -> None:
     queue = iter(failing())
     collector = Collector(SteppedSlots(lambda: next(queue), 2), policy, seed=0, shard=0, recovery=Recovery(1))
     collector.fragment(3)
-    assert not any(part[1].any() for part in collector.state.values())
+    assert not any(part[1].any() for part in collector.recurrent_state.values())
 
 
 # What is made of fragments.
@@ -157,7 +157,7 @@ def test_transitions_are_cut_short_where_an_episode_was_dropped(cut: int) -> Non
     assert rows[2, 1, 0] == (20_001 + 0.5 * 20_002 + 0.25 * 20_003, 0.125, (2, 1, 3))
     assert rows[2, 1, 3][:2] == (20_004, 0)
     assert sum(part["episode_lost"].tolist() == [2] for part in parts) == 1
-    assert TrainStats.merged([TrainStats.of(part) for part in parts]).env_failures == 1
+    assert TrainStats.merge([TrainStats.of(part) for part in parts]).env_failures == 1
 
 
 @pytest.mark.parametrize("cut", [1, 2, 4])
@@ -172,9 +172,9 @@ def test_sequences_say_where_an_episode_was_dropped(cut: int) -> None:
 
 
 def test_advantages_reach_as_far_as_the_episode_was_played() -> None:
-    collector = collector_of(failing(), kind="actor-critic", keep_given=True)
+    collector = collector_of(failing(), kind="actor-critic", keep_network_outputs=True)
     batch, actor = collector.fragment(6), SimpleNamespace(policy=collector.policy)
-    _, values, _ = judged(collector.policy, batch, 0.5)
+    _, values, _ = evaluate_fragment(collector.policy, batch, 0.5)
     with torch.inference_mode():
         beyond = float(collector.policy.values(torch.tensor([[1.0, 1, 2]]))[0])
     found = AddAdvantages(0.5, 0.8)(batch, actor=actor)
@@ -194,7 +194,7 @@ def test_discounted_returns_begin_anew(cut: int) -> None:
         Counting.observation_space, Counting.action_space, hidden=(4,), seed=0, kind="actor-critic", normalise=True
     )
     collector, running = collector_of(failing()), RunningReturns()
-    parts = [judged(policy, collector.fragment(cut, number), 0.5, running).batch for number in range(6 // cut)]
+    parts = [evaluate_fragment(policy, collector.fragment(cut, number), 0.5, running).batch for number in range(6 // cut)]
     found = np.concatenate([part["running_return"] for part in parts])[:, 1]
     assert found[:2].tolist() == [10_001, 10_002 + 5000.5]
     assert found[3:5].tolist() == [20_001, 20_002 + 10_000.5]
@@ -288,10 +288,10 @@ def test_a_seed_that_failed_does_not_come_again(whole: bool) -> None:
     seeds = [env.played[0].seed for env in envs[1:]]
     number = 4 if whole else 0
     path = (3, Purpose.ENVIRONMENT, 5, 1, number)
-    assert seeds == [seed_of_episode(3, 5, 1, number), *(seed_of(*path, again) for again in (1, 2, 3))]
+    assert seeds == [episode_seed(3, 5, 1, number), *(derive_seed(*path, again) for again in (1, 2, 3))]
     if whole:  # what a call plays does not depend on those before
         collector.episodes([1, 1], 5)
-        assert envs[4].played[-1].seed == seed_of_episode(3, 5, 1, 5)
+        assert envs[4].played[-1].seed == episode_seed(3, 5, 1, 5)
 
 
 # What is not finite is found later: all of the item is dropped.
@@ -336,10 +336,10 @@ def test_steps_that_wait_for_others_are_cut_short_when_all_episodes_are_dropped(
     )
     first = collector.fragment(4)
     parts.append(make(first))
-    judged(policy, first, 0.5, running)
+    evaluate_fragment(policy, first, 0.5, running)
     cut, held = sequences(first, 3, 0)
     if how == "not brought back":
-        saved = {name: value for name, value in collector.saved().items() if name != "history"}
+        saved = {name: value for name, value in collector.snapshot().items() if name != "history"}
         collector = collector_of([Counting(3, [9]), Counting(4, [9])])
         assert not collector.resume(saved)
     with np.errstate(invalid="ignore"):
@@ -354,7 +354,7 @@ def test_steps_that_wait_for_others_are_cut_short_when_all_episodes_are_dropped(
     cut, _ = sequences(second, 3, 0, held)
     assert cut["mask"][:2].tolist() == [[False, True, True]] * 2
     assert "anew" not in collector.fragment(4, 2)
-    found = judged(policy, second, 0.5, running).batch
+    found = evaluate_fragment(policy, second, 0.5, running).batch
     assert found["running_return"][0].tolist() == second["reward"][0].tolist()
     assert "anew" not in found
 
@@ -388,7 +388,7 @@ def test_a_vector_is_made_again_as_a_whole(kind: str, what: str, whole: bool) ->
         return slots_of(kind, [Counting(2 * len(made) + place, [4], fault if place else None) for place in (0, 1)])
 
     recovery = Recovery(5, make)
-    slots = recovery.make(lambda slot: ("", 0))
+    slots = recovery.make_slots(lambda slot: ("", 0))
     collector = Collector(slots, policy_of(), seed=0, shard=0, recovery=recovery)
     with np.errstate(invalid="ignore"):
         batch = collector.episodes([1, 2]) if whole else collector.fragment(4)

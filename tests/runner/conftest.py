@@ -9,6 +9,7 @@ REMOTE = ("process", "ray")
 
 
 def engines(*names: str) -> pytest.MarkDecorator:
+    """Run a test only on these engines."""
     return pytest.mark.parametrize("rr", names, indirect=True)
 
 

@@ -1,4 +1,4 @@
-"""What the Runner's tests make services of."""
+"""Functions and classes from which the Runner's tests create services."""
 
 import os
 import signal
@@ -37,7 +37,7 @@ def total(values: Any) -> float:
 
 
 def die(path: str = "") -> str:
-    """Kill the worker, once if a path is given to remember it by."""
+    """Kill the worker; with a path, only the first time, which the file records."""
     if not path or not os.path.exists(path):
         if path:
             open(path, "w").close()
@@ -46,27 +46,27 @@ def die(path: str = "") -> str:
 
 
 def request(verb: str) -> Any:
-    """Ask the driver something."""
-    found = driver_client()
-    assert found is not None
-    return found.request(("", verb, ()))
+    """Send a request without arguments to the driver."""
+    client = driver_client()
+    assert client is not None
+    return client.request(("", verb, ()))
 
 
-class Unreadable:
-    """Can be pickled, and unpickled in a worker only."""
+class WorkerOnly:
+    """Can be pickled anywhere, but unpickled only in a worker."""
 
     def __reduce__(self) -> Any:
-        return _only_in_a_worker, ()
+        return _rebuild_in_worker, ()
 
 
-def _only_in_a_worker() -> Any:
+def _rebuild_in_worker() -> Any:
     if driver_client() is None:
         raise RuntimeError("only in a worker")
-    return Unreadable()
+    return WorkerOnly()
 
 
 class Counter:
-    """A state, and methods that change it."""
+    """A stateful object."""
 
     def __init__(self, start: int = 0) -> None:
         self.count = start
@@ -85,15 +85,16 @@ class Counter:
         time.sleep(seconds)
         return self.increment()
 
-    def ask(self, handles: list[Any], method: str) -> Any:
-        return getattr(handles[0], method)().get()
+    def call(self, services: list[Any], method: str) -> Any:
+        """Call a method of a service and wait for the result."""
+        return getattr(services[0], method)().get()
 
     def die(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     @property
-    def costly(self) -> None:
-        raise AssertionError("no property is run to list the methods")
+    def failing(self) -> None:
+        raise AssertionError("listing the methods must not evaluate properties")
 
 
 class Multiplier:
@@ -111,27 +112,25 @@ class CannotStart:
     def work(self) -> None: ...
 
 
-def concatenated(base: list[Any], patches: list[Any]) -> list[Any]:
+def concatenate(base: list[Any], patches: list[Any]) -> list[Any]:
     return base + patches
 
 
 class Reader:
-    """Reads an object again and again, and notes how much of it was new."""
+    """Reads and writes an object in a worker, and records whether its base was transferred again."""
 
     def __init__(self) -> None:
-        self.seen: list[int] = []
-        self.bases: list[int] = []
+        self.base_ids: list[int] = []
 
     def read(self, holder: dict[str, Any]) -> list[Any]:
-        def fold(base: list[Any], patches: list[Any]) -> list[Any]:
-            self.seen.append(len(patches))
-            self.bases.append(id(base))
+        def deserialize(base: list[Any], patches: list[Any]) -> list[Any]:
+            self.base_ids.append(id(base))
             return base + patches
 
-        return get_object(holder["ref"], fold)
+        return get_object(holder["ref"], deserialize)
 
     def same_base(self) -> bool:
-        return len(set(self.bases)) == 1
+        return len(set(self.base_ids)) == 1
 
     def append(self, holder: dict[str, Any], value: Any) -> None:
         patch_object(holder["ref"], value)
@@ -139,5 +138,5 @@ class Reader:
     def replace(self, holder: dict[str, Any], value: Any) -> None:
         update_object(holder["ref"], value)
 
-    def plain(self, holder: dict[str, Any]) -> Any:
+    def read_plain(self, holder: dict[str, Any]) -> Any:
         return get_object(holder["ref"])

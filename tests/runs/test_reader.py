@@ -1,4 +1,4 @@
-"""Finding the folders of runs, and reading what is in them, however they ended."""
+"""Finding and reading run directories, however the runs ended."""
 
 import fcntl
 import json
@@ -10,10 +10,10 @@ import pytest
 
 from raceway.errors import ConfigError
 from raceway.runs.reader import find_runs, is_running, read_run
-from tests.runs.run_folders import make_run, row_of
+from tests.runs.fake_runs import make_run, metrics_row
 
 
-def test_what_a_folder_says(tmp_path: Path) -> None:
+def test_a_run_directory_is_read(tmp_path: Path) -> None:
     run = read_run(make_run(tmp_path / "run", [1.5, 4.0], algorithm="a2c", seed=7, started="2026-01-01T01:00:00+0100"))
     assert (run.algorithm, run.env, run.seed, run.status) == ("a2c", "CartPole-v1", 7, "finished")
     assert run.started == 1767225600  # 2026-01-01, in UTC
@@ -25,7 +25,7 @@ def test_what_a_folder_says(tmp_path: Path) -> None:
     assert run.summary["stopped_by"] == "iterations"
 
 
-def test_metrics_are_read_when_they_are_asked_for(tmp_path: Path) -> None:
+def test_metrics_are_read_on_first_access(tmp_path: Path) -> None:
     run = read_run(make_run(tmp_path / "run", [1.0]))
     make_run(tmp_path / "other", [5.0, 6.0])
     (tmp_path / "other" / "metrics.jsonl").replace(tmp_path / "run" / "metrics.jsonl")
@@ -34,14 +34,14 @@ def test_metrics_are_read_when_they_are_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stopped_by", "wanted"),
+    ("stopped_by", "expected"),
     [("iterations", "finished"), ("interrupt", "interrupted"), ("terminated", "interrupted"), (None, "stopped")],
 )
-def test_how_a_run_ended(tmp_path: Path, stopped_by: str | None, wanted: str) -> None:
+def test_the_status_of_an_ended_run(tmp_path: Path, stopped_by: str | None, expected: str) -> None:
     path = make_run(tmp_path / "run", stopped_by=stopped_by)
-    assert read_run(path).status == wanted
-    (path / "lock").touch()  # of a process that has gone
-    assert read_run(path).status == wanted
+    assert read_run(path).status == expected
+    (path / "lock").touch()  # left by a process that has ended
+    assert read_run(path).status == expected
 
 
 @pytest.mark.parametrize("stopped_by", [None, "interrupt"])
@@ -56,15 +56,15 @@ def test_a_run_whose_lock_is_held_is_running(tmp_path: Path, stopped_by: str | N
     assert (path / "lock").exists()
 
 
-def test_a_summary_of_a_first_part_does_not_count(tmp_path: Path) -> None:
+def test_a_summary_from_before_a_resume_is_ignored(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", [3.0], stopped_by="interrupt")
-    with (path / "metrics.jsonl").open("a") as lines:  # it was resumed, and killed
-        lines.write(json.dumps(row_of(2, 5.0)) + "\n")
+    with (path / "metrics.jsonl").open("a") as lines:  # resumed, then killed
+        lines.write(json.dumps(metrics_row(2, 5.0)) + "\n")
     run = read_run(path)
     assert (run.status, run.summary, run.mean_return) == ("stopped", None, 5.0)
 
 
-def test_looking_takes_no_lock_away(tmp_path: Path) -> None:
+def test_is_running_leaves_the_lock_free(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run")
     (path / "lock").touch()
     assert not is_running(path)
@@ -73,26 +73,26 @@ def test_looking_takes_no_lock_away(tmp_path: Path) -> None:
         assert is_running(path)
 
 
-@pytest.mark.parametrize("torn", [b'{"time/iterations": 3, "time/tot', b"{", b'{"a": 1}}\n', b"\x00\x00\x00\xff"])
-def test_a_torn_last_line_is_left_out(tmp_path: Path, torn: bytes) -> None:
+@pytest.mark.parametrize("line", [b'{"time/iterations": 3, "time/tot', b"{", b'{"a": 1}}\n', b"\x00\x00\x00\xff"])
+def test_an_incomplete_last_line_is_skipped(tmp_path: Path, line: bytes) -> None:
     path = make_run(tmp_path / "run", [1.0, 2.0], stopped_by=None)
     with (path / "metrics.jsonl").open("ab") as lines:
-        lines.write(torn)
+        lines.write(line)
     run = read_run(path)
     assert [row["time/iterations"] for row in run.metrics] == [1, 2]
     assert run.last["time/iterations"] == 2
     assert run.mean_return == 2.0
 
 
-def test_a_whole_last_line_without_its_end_is_kept(tmp_path: Path) -> None:
+def test_a_complete_last_line_without_newline_is_kept(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", [1.0])
     with (path / "metrics.jsonl").open("a") as lines:
-        lines.write(json.dumps(row_of(2, 5.0)))
+        lines.write(json.dumps(metrics_row(2, 5.0)))
     assert len(read_run(path).metrics) == 2
     assert read_run(path).timesteps == 200
 
 
-def test_a_summary_that_makes_no_sense_is_named(tmp_path: Path) -> None:
+def test_a_malformed_summary_is_named(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run")
     for text in ("[1]", "{}", '{"env": 5}', "x"):
         (path / "summary.json").write_text(text)
@@ -100,42 +100,42 @@ def test_a_summary_that_makes_no_sense_is_named(tmp_path: Path) -> None:
             read_run(path)
 
 
-def test_what_is_no_number_is_no_figure(tmp_path: Path) -> None:
+def test_metrics_that_are_not_numbers_are_ignored(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", [1.0], stopped_by=None, more=[{"rollout/ep_rew_mean": "abc"}])
     assert read_run(path).mean_return is None
     path = make_run(tmp_path / "other", [1.0], stopped_by=None, more=[{"time/total_timesteps": "abc"}])
     assert read_run(path).timesteps == 0
 
 
-def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_in_place_of_a_file_does_not_block(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", stopped_by=None)
     os.mkfifo(path / "lock")
     assert not is_running(path)
     (path / "metrics.jsonl").unlink()
     os.mkfifo(path / "metrics.jsonl")
-    with pytest.raises(ConfigError, match=r"metrics.jsonl cannot be read: .*it is no file"):
+    with pytest.raises(ConfigError, match=r"metrics.jsonl cannot be read: .*it is not a regular file"):
         _ = read_run(path).metrics
 
 
-def test_the_last_row_is_found_however_long_it_is(tmp_path: Path) -> None:
+def test_a_very_long_last_row_is_found(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", [1.0], stopped_by=None)
     with (path / "metrics.jsonl").open("a") as lines:
-        lines.write(json.dumps(row_of(2, 5.0) | {"returns": [1.25] * 60_000}) + "\n")  # 360 kB
+        lines.write(json.dumps(metrics_row(2, 5.0) | {"returns": [1.25] * 60_000}) + "\n")  # 360 kB
     assert read_run(path).last["time/iterations"] == 2
 
 
-def test_a_run_without_rows(tmp_path: Path) -> None:
+def test_a_run_without_metrics(tmp_path: Path) -> None:
     run = read_run(make_run(tmp_path / "run", [], stopped_by=None))
     assert (run.metrics, run.last, run.timesteps, run.mean_return) == ([], {}, 0, None)
 
 
 @pytest.mark.parametrize(
-    ("env", "wanted"),
+    ("env", "expected"),
     [("cartpole", "CartPole-v1"), ("CartPole", "CartPole-v1"), ("pong", "ALE/Pong-v5"),
      ("nowhere:My-v0", "nowhere:My-v0"), ("MyOwn", "MyOwn")],
 )  # fmt: skip
-def test_environments_have_one_name_before_there_is_a_summary(tmp_path: Path, env: str, wanted: str) -> None:
-    assert read_run(make_run(tmp_path / "run", env=env, stopped_by=None)).env == wanted
+def test_environment_names_are_resolved_without_a_summary(tmp_path: Path, env: str, expected: str) -> None:
+    assert read_run(make_run(tmp_path / "run", env=env, stopped_by=None)).env == expected
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_corrupt_config_is_named(tmp_path: Path, text: str) -> None:
         find_runs([path])
 
 
-def test_a_run_of_a_newer_program_is_refused(tmp_path: Path) -> None:
+def test_a_run_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run")
     about = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(about | {"schema": 99}))
@@ -156,7 +156,7 @@ def test_a_run_of_a_newer_program_is_refused(tmp_path: Path) -> None:
         read_run(path)
 
 
-def test_without_a_start_it_is_the_age_of_the_file(tmp_path: Path) -> None:
+def test_an_invalid_start_time_falls_back_to_the_file_time(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", started="yesterday")
     assert read_run(path).started == (path / "config.json").stat().st_mtime
     about = json.loads((path / "config.json").read_text())
@@ -164,32 +164,32 @@ def test_without_a_start_it_is_the_age_of_the_file(tmp_path: Path) -> None:
     assert read_run(path).started == (path / "config.json").stat().st_mtime
 
 
-def test_folders_are_gone_through(tmp_path: Path) -> None:
-    alone = make_run(tmp_path / "alone", seed=1)
+def test_runs_below_a_directory_are_found(tmp_path: Path) -> None:
+    single = make_run(tmp_path / "a-single", seed=1)
     seeds = [make_run(tmp_path / "many" / f"seed-{seed}", seed=seed) for seed in (2, 3)]
     (tmp_path / "many" / "summary.json").write_text("{}")
     make_run(tmp_path / ".hidden" / "run")
-    make_run(alone / "checkpoints" / "old")  # a run's own folders are not runs
+    make_run(single / "checkpoints" / "old")  # directories inside a run are not searched
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")  # of something else
-    assert [run.path for run in find_runs([tmp_path])] == [alone, *seeds]
-    assert [run.path for run in find_runs([seeds[1], tmp_path / "many", alone])] == [seeds[1], seeds[0], alone]
+    (tmp_path / "model" / "config.json").write_text("{}")  # unrelated to Raceway
+    assert [run.path for run in find_runs([tmp_path])] == [single, *seeds]
+    assert [run.path for run in find_runs([seeds[1], tmp_path / "many", single])] == [seeds[1], seeds[0], single]
 
 
-def test_a_path_that_is_not_there_is_guessed(tmp_path: Path) -> None:
+def test_a_missing_path_gets_a_suggestion(tmp_path: Path) -> None:
     path = make_run(tmp_path / "runs" / "ppo-CartPole-v1-0")
     with pytest.raises(ConfigError, match=re.escape(f"no run '{path}1'. Did you mean '{path}'?")):
         find_runs([f"{path}1"])
     with pytest.raises(ConfigError, match=re.escape(f"Did you mean '{tmp_path / 'runs'}'?")):
         find_runs([tmp_path / "run" / "ppo-CartPole-v1-0"])
-    with pytest.raises(ConfigError, match=r"there is no run 'xyz'\. Give"):
+    with pytest.raises(ConfigError, match=r"there is no run 'xyz'\. Pass"):
         find_runs(["xyz"])
 
 
-def test_a_path_that_holds_no_run_is_told(tmp_path: Path) -> None:
+def test_a_path_without_runs_is_an_error(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run")
-    with pytest.raises(ConfigError, match=re.escape(f"is a file. Give the folder of the run: '{path}'")):
+    with pytest.raises(ConfigError, match=re.escape(f"is a file. Pass the run directory: '{path}'")):
         find_runs([path / "metrics.jsonl"])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match=r"'.*empty' holds no run"):
+    with pytest.raises(ConfigError, match=r"'.*empty' contains no run"):
         find_runs([path, tmp_path / "empty"])

@@ -1,4 +1,4 @@
-"""Appending, and what can be imported without TorchRL."""
+"""Appending to storages, and importing the bridge without TorchRL."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from tensordict import TensorDict
 import raceway.torchrl
 from raceway.errors import ConfigError
 from raceway.runner import Runner
-from raceway.torchrl.appending import Appender, columns_of, num_rows
+from raceway.torchrl.appending import Appender, check_num_rows, flatten_batch
 from raceway.torchrl.storages import ObjectStorage
 
 
@@ -24,7 +24,7 @@ def test_appending_imports_no_torchrl() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
 
 
-def test_the_names_of_the_bridge() -> None:
+def test_public_names_of_the_bridge() -> None:
     for name in raceway.torchrl.__all__:
         assert getattr(raceway.torchrl, name).__name__ == name
     assert dir(raceway.torchrl) == sorted(raceway.torchrl.__all__)
@@ -32,16 +32,16 @@ def test_the_names_of_the_bridge() -> None:
         raceway.torchrl.ObjectStorge  # noqa: B018
 
 
-def test_columns_of_all_kinds_of_batches() -> None:
+def test_flatten_all_kinds_of_batches() -> None:
     flat = {("a",): np.arange(3), ("next", "b"): np.ones((3, 2))}
     nested = {"a": torch.arange(3), "next": {"b": torch.ones(3, 2, dtype=torch.float64, requires_grad=True)}}
     for batch in (flat, nested, TensorDict(nested, [3]), {"a": [0, 1, 2], ("next", "b"): np.ones((3, 2))}):
-        found = columns_of(batch)
-        assert found.keys() == flat.keys()
+        columns = flatten_batch(batch)
+        assert columns.keys() == flat.keys()
         for path, column in flat.items():
-            assert np.array_equal(found[path], column)
-            assert found[path].dtype == column.dtype
-    assert columns_of(np.arange(2)).keys() == {()}
+            assert np.array_equal(columns[path], column)
+            assert columns[path].dtype == column.dtype
+    assert flatten_batch(np.arange(2)).keys() == {()}
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_columns_of_all_kinds_of_batches() -> None:
         ({}, "no column"),
         ({"a": np.zeros((0, 2))}, r"'a' 0"),
         ({"a": np.float32(1)}, r"'a' no"),
-        ({"a": ["x"]}, r"column 'a' cannot be stored: list is no array of numbers"),
+        ({"a": ["x"]}, r"column 'a' cannot be stored: list is not an array of numbers"),
         ({"a": object()}, r"column 'a' cannot be stored"),
         ({"a": torch.zeros(2, dtype=torch.bfloat16)}, r"column 'a' cannot be stored.*Convert it"),
     ],
@@ -59,9 +59,9 @@ def test_columns_of_all_kinds_of_batches() -> None:
 def test_batches_that_cannot_be_appended(batch: object, message: str) -> None:
     with Runner("bad", engine="inline") as rr:
         storage = ObjectStorage(rr, 10)
-        for appends in (storage.appender(), storage):
+        for writer in (storage.appender(), storage):
             with pytest.raises(ConfigError, match=message):
-                appends.append(batch)
+                writer.append(batch)
         assert len(storage) == 0
 
 
@@ -73,11 +73,11 @@ def test_an_append_is_one_patch(rr: Runner) -> None:
     assert (
         rr.get(rr.service(lambda box: box[0].append({"a": np.arange(3), "b": {"c": np.ones((3, 2))}}))([appender])) == 3
     )
-    stored = rr._hub.objects[storage.ref.id]
+    stored = rr._backend.objects.stored[storage.ref.id]
     assert stored.sizes == [7, 3]
     assert storage[:]["a"].tolist() == [*range(7), *range(3)]
     assert storage[:]["b", "c"].sum() == 6
 
 
-def test_rows_are_counted_once_for_all_columns() -> None:
-    assert num_rows(columns_of({"a": np.zeros((4, 9)), "b": np.zeros(4)})) == 4
+def test_number_of_rows_is_that_of_every_column() -> None:
+    assert check_num_rows(flatten_batch({"a": np.zeros((4, 9)), "b": np.zeros(4)})) == 4

@@ -1,4 +1,4 @@
-"""Batches as TensorDicts, and back."""
+"""Conversion of batches to TensorDicts and back."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def transitions() -> Batch:
 
 
 def fragment() -> Batch:
-    """Two environments, three steps; the second is cut short after its second step."""
+    """Three steps of two environments; the second is truncated after its second step."""
     return {
         "obs": np.array([[0, 10], [1, 11], [2, 20]], np.float32)[..., None],
         "action": np.zeros((3, 2), np.int64),
@@ -54,20 +54,20 @@ def test_transitions() -> None:
     assert data["index"].tolist() == [5, 6, 7]
 
 
-def test_there_and_back() -> None:
+def test_round_trip() -> None:
     batch = transitions()
-    back = from_tensordict(to_tensordict(batch))
-    assert back.keys() == batch.keys()
+    converted = from_tensordict(to_tensordict(batch))
+    assert converted.keys() == batch.keys()
     for name in batch:
         if name.endswith("obs"):
-            assert back[name].keys() == batch[name].keys()
-            assert np.array_equal(back[name]["position"], batch[name]["position"])
+            assert converted[name].keys() == batch[name].keys()
+            assert np.array_equal(converted[name]["position"], batch[name]["position"])
         else:
-            assert np.array_equal(back[name], batch[name])
-            assert back[name].dtype == batch[name].dtype
+            assert np.array_equal(converted[name], batch[name])
+            assert converted[name].dtype == batch[name].dtype
 
 
-def test_arrays_share_their_memory_if_they_can_be_written_to() -> None:
+def test_writable_arrays_share_memory() -> None:
     batch = transitions()
     data = to_tensordict(batch)
     data["next", "reward"][0] = 9
@@ -92,29 +92,29 @@ def test_transitions_with_a_discount() -> None:
     assert data["next", "terminated"].tolist() == data["next", "done"].tolist() == [[False], [True], [False]]
 
 
-def test_a_fragment() -> None:
+def test_fragment() -> None:
     batch = fragment()
     data = to_tensordict(batch)
-    assert data.batch_size == (2, 3), "TorchRL has time last"
+    assert data.batch_size == (2, 3), "TorchRL expects time as the last batch dimension"
     assert data["observation"].squeeze(-1).tolist() == [[0, 1, 2], [10, 11, 20]]
     assert data["next", "observation"].squeeze(-1).tolist() == [[1, 2, 3], [11, 12, 21]]
     assert data["next", "reward"].squeeze(-1).tolist() == [[1, 2, 3], [4, 5, 6]]
     assert data["next", "done"].squeeze(-1).tolist() == [[False, False, True], [False, True, False]]
-    assert batch["obs"][2, 1] == 20, "the batch is as it was"
-    back = from_tensordict(data)
-    assert np.array_equal(back["obs"], batch["obs"])
-    assert np.array_equal(back["reward"], batch["reward"])
+    assert batch["obs"][2, 1] == 20, "the batch is not changed"
+    converted = from_tensordict(data)
+    assert np.array_equal(converted["obs"], batch["obs"])
+    assert np.array_equal(converted["reward"], batch["reward"])
 
 
-def test_what_torchrl_gives_without_terminated() -> None:
+def test_tensordict_without_terminated() -> None:
     data = TensorDict({"observation": torch.zeros(2, 1), "next": {"done": torch.ones(2, 1, dtype=torch.bool)}}, [2])
     assert from_tensordict(data)["terminated"].tolist() == [True, True]
 
 
-def test_what_is_no_batch() -> None:
+def test_invalid_batches_are_rejected() -> None:
     with pytest.raises(ConfigError, match="no 'reward'"):
         to_tensordict({"obs": np.zeros(3)})
-    with pytest.raises(ConfigError, match=r"column 'other' has shape \(2,\).*one row for each of \(3,\)"):
+    with pytest.raises(ConfigError, match=r"column 'other' has shape \(2,\), which does not begin with \(3,\)"):
         to_tensordict({**transitions(), "other": np.zeros(2)})
     with pytest.raises(ConfigError, match="expected a batch or a TensorDict, not list"):
         as_tensordict([1])  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""TorchRL's losses in flows."""
+"""Training TorchRL's losses in flows."""
 
 import copy
 from collections.abc import Callable
@@ -73,15 +73,15 @@ def sac(seed: int = 0) -> TrainLossModule:
     return TrainLossModule(loss, lr=1e-2, tau=0.01, seed=seed)
 
 
-def pendulum(num: int, seed: int = 0) -> Batch:
-    """Transitions of something that is best left alone: the reward is less the further an action is from 0."""
-    random = np.random.default_rng(seed)
-    action = random.uniform(-1, 1, (num, 1)).astype(np.float32)
+def one_step_transitions(num: int, seed: int = 0) -> Batch:
+    """Return one-step episodes whose reward is highest for the action 0."""
+    rng = np.random.default_rng(seed)
+    action = rng.uniform(-1, 1, (num, 1)).astype(np.float32)
     return {
-        "obs": random.standard_normal((num, 3)).astype(np.float32),
+        "obs": rng.standard_normal((num, 3)).astype(np.float32),
         "action": action,
         "reward": 1 - 3 * np.abs(action[:, 0]),
-        "next_obs": random.standard_normal((num, 3)).astype(np.float32),
+        "next_obs": rng.standard_normal((num, 3)).astype(np.float32),
         "terminated": np.ones(num, bool),
         "index": np.arange(num),
     }
@@ -91,25 +91,25 @@ def parameters(train: TrainLossModule) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in train.loss.parameters()])
 
 
-# Three losses in flows.
+# DQN, PPO and SAC in flows.
 
 
 def test_dqn_on_replayed_transitions() -> None:
-    random, replay = np.random.default_rng(0), Replay(1000, seed=0, alpha=0.6)
-    obs = random.standard_normal((1000, 4)).astype(np.float32)
-    action = random.integers(0, 2, 1000)
+    rng, replay = np.random.default_rng(0), Replay(1000, seed=0, alpha=0.6)
+    obs = rng.standard_normal((1000, 4)).astype(np.float32)
+    action = rng.integers(0, 2, 1000)
     reward = np.where(action == (obs[:, 0] > 0), 1.0, -1.0).astype(np.float32)
-    ended = np.ones(1000, bool)
-    replay.insert({"obs": obs, "action": action, "reward": reward, "next_obs": obs, "terminated": ended})
+    terminated = np.ones(1000, bool)
+    replay.insert({"obs": obs, "action": action, "reward": reward, "next_obs": obs, "terminated": terminated})
     train = dqn()
     before = parameters(train)
     flow = Iter.from_items(lambda: (replay.sample(128) for _ in range(150))).for_each(train)
     stats = list(flow)
-    losses = [one.metrics["train/loss"] for one in stats]
+    losses = [row.metrics["train/loss"] for row in stats]
     assert np.mean(losses[-10:]) < 0.5 * np.mean(losses[:10])
     assert not torch.equal(parameters(train), before)
     assert "train/grad_norm" in stats[0].metrics
-    assert stats[0].num_steps == 0, "they were counted when they were played"
+    assert stats[0].num_steps == 0, "replayed steps were counted when they were collected"
     assert len(stats[0].returns) == len(stats[0].lengths) == 0
     assert stats[0].seconds["train"] > 0
     assert stats[0].priorities is not None
@@ -118,16 +118,16 @@ def test_dqn_on_replayed_transitions() -> None:
     replay.update(index, priorities)
 
 
-def play(actor: ProbabilisticActor, random: np.random.Generator, num_steps: int = 16, num_envs: int = 8) -> Batch:
-    """A fragment, [T, B], of something whose reward is less the further an action is from 0."""
-    obs = random.standard_normal((num_steps + 1, num_envs, 3)).astype(np.float32)
+def collect(actor: ProbabilisticActor, rng: np.random.Generator, num_steps: int = 16, num_envs: int = 8) -> Batch:
+    """Return a fragment, [T, B], whose reward is highest for the action 0."""
+    obs = rng.standard_normal((num_steps + 1, num_envs, 3)).astype(np.float32)
     with torch.no_grad():
-        chosen = actor(TensorDict({"observation": torch.from_numpy(obs[:-1])}, [num_steps, num_envs]))
-    action = chosen["action"].numpy()
+        sampled = actor(TensorDict({"observation": torch.from_numpy(obs[:-1])}, [num_steps, num_envs]))
+    action = sampled["action"].numpy()
     return {
         "obs": obs[:-1],
         "action": action,
-        "action_log_prob": chosen["action_log_prob"].numpy(),
+        "action_log_prob": sampled["action_log_prob"].numpy(),
         "reward": (1 - 3 * np.abs(action[..., 0])).astype(np.float32),
         "terminated": np.zeros((num_steps, num_envs), bool),
         "truncated": np.zeros((num_steps, num_envs), bool),
@@ -138,16 +138,16 @@ def play(actor: ProbabilisticActor, random: np.random.Generator, num_steps: int 
     }
 
 
-def test_ppo_on_fragments_that_its_actor_plays() -> None:
+def test_ppo_on_fragments_that_its_actor_collects() -> None:
     train, actor = ppo()
-    random, rewards = np.random.default_rng(0), []
+    rng, rewards = np.random.default_rng(0), []
 
-    def played(number: int) -> Batch:
-        batch = play(actor, random)
+    def collect_fragment(number: int) -> Batch:
+        batch = collect(actor, rng)
         rewards.append(batch["reward"].mean())
         return batch
 
-    stats = list(Iter.from_range(150).for_each(played).for_each(train))
+    stats = list(Iter.from_range(150).for_each(collect_fragment).for_each(train))
     assert np.mean(rewards[-10:]) > np.mean(rewards[:10]) + 0.3
     assert {"train/loss_objective", "train/loss_critic", "train/loss_entropy", "train/loss"} <= stats[0].metrics.keys()
     assert stats[0].num_steps == 16 * 8
@@ -156,12 +156,12 @@ def test_ppo_on_fragments_that_its_actor_plays() -> None:
     assert stats[0].priorities is None
 
 
-def test_sac_on_a_fixed_set() -> None:
-    train, batch = sac(), pendulum(256)
+def test_sac_on_a_fixed_batch() -> None:
+    train, batch = sac(), one_step_transitions(256)
     before = parameters(train)
     stats = list(Iter.from_items([batch] * 200).for_each(train))
     assert {"train/loss_actor", "train/loss_qvalue", "train/loss_alpha", "train/loss"} <= stats[0].metrics.keys()
-    losses = [one.metrics["train/loss_qvalue"] for one in stats]
+    losses = [row.metrics["train/loss_qvalue"] for row in stats]
     assert np.mean(losses[-10:]) < 0.3 * np.mean(losses[:10])
     assert not torch.equal(parameters(train), before)
     total = sum(value for name, value in stats[0].metrics.items() if name.startswith("train/loss_"))
@@ -171,8 +171,8 @@ def test_sac_on_a_fixed_set() -> None:
 # State.
 
 
-def steps_of(kind: str) -> tuple[TrainLossModule, Callable[[int], Batch | TensorDictBase]]:
-    """Return what trains, and the batch of each step."""
+def make_training(kind: str) -> tuple[TrainLossModule, Callable[[int], Batch | TensorDictBase]]:
+    """Return the operator, and a function that returns the batch of each step."""
     if kind == "dqn":
         data = TensorDict(
             {
@@ -191,38 +191,38 @@ def steps_of(kind: str) -> tuple[TrainLossModule, Callable[[int], Batch | Tensor
     if kind == "ppo":
         train, actor = ppo()
         fixed = copy.deepcopy(actor)
-        return train, lambda number: play(fixed, np.random.default_rng(number))
-    return sac(), lambda number: pendulum(32, seed=number)
+        return train, lambda number: collect(fixed, np.random.default_rng(number))
+    return sac(), lambda number: one_step_transitions(32, seed=number)
 
 
 @pytest.mark.parametrize("kind", ["dqn", "ppo", "sac"])
 def test_state_round_trip(kind: str) -> None:
-    first, batch_of = steps_of(kind)
-    fixed = {}
+    first, make_batch = make_training(kind)
+    batches = {}
 
     def batch(number: int) -> Batch | TensorDictBase:
-        if number not in fixed:
+        if number not in batches:
             torch.manual_seed(number)
-            fixed[number] = batch_of(number)
-        found = fixed[number]
-        return found.clone() if isinstance(found, TensorDictBase) else found
+            batches[number] = make_batch(number)
+        cached = batches[number]
+        return cached.clone() if isinstance(cached, TensorDictBase) else cached
 
     for number in range(3):
         first(batch(number))
-    kept = copy.deepcopy(state_of(first))
-    assert is_plain(kept)
-    second = steps_of(kind)[0]
+    saved = copy.deepcopy(state_of(first))
+    assert is_plain(saved)
+    second = make_training(kind)[0]
     second(batch(7))
-    restore(second, kept)
+    restore(second, saved)
     assert torch.equal(parameters(first), parameters(second))
     for number in range(3, 6):
-        torch.manual_seed(99 - number)  # what others draw does not count
-        here = first(batch(number)).metrics
+        torch.manual_seed(99 - number)  # torch's global generator must not matter
+        metrics = first(batch(number)).metrics
         torch.manual_seed(number)
-        assert second(batch(number)).metrics == here
+        assert second(batch(number)).metrics == metrics
     assert torch.equal(parameters(first), parameters(second))
-    moved = copy.deepcopy(kept)
-    assert str(moved) == str(kept), "restoring copies"
+    copied = copy.deepcopy(saved)
+    assert str(copied) == str(saved), "restoring copies"
 
 
 def is_plain(value: Any) -> bool:
@@ -233,8 +233,8 @@ def is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str, np.ndarray))
 
 
-def test_what_the_loss_draws_is_its_own() -> None:
-    batch = pendulum(64)
+def test_the_loss_uses_its_own_random_generator() -> None:
+    batch = one_step_transitions(64)
     torch.manual_seed(5)
     train = sac(seed=1)
     before = torch.get_rng_state()
@@ -244,11 +244,11 @@ def test_what_the_loss_draws_is_its_own() -> None:
     assert sac(seed=2)(batch).metrics["train/loss_actor"] != first
 
 
-def test_the_target_follows() -> None:
+def test_soft_update_of_the_target() -> None:
     train = dqn()
     value, target = train.loss.value_network_params, train.loss.target_value_network_params
     weights = [[part["module", "0", "module", "0", "weight"].detach().clone() for part in (value, target)]]
-    data = steps_of("dqn")[1](0)
+    data = make_training("dqn")[1](0)
     for _ in range(3):
         train(data.clone())
         weights.append([part["module", "0", "module", "0", "weight"].detach().clone() for part in (value, target)])
@@ -257,7 +257,7 @@ def test_the_target_follows() -> None:
         assert not torch.equal(after, before)
 
 
-# What is refused.
+# Errors.
 
 
 class Silent(LossModule):
@@ -265,9 +265,9 @@ class Silent(LossModule):
         return TensorDict({"entropy": torch.zeros(())})
 
 
-def test_what_is_refused() -> None:
+def test_invalid_arguments_are_rejected() -> None:
     actor = QValueActor(mlp(4, 2), in_keys=["observation"], spec=Categorical(2))
-    with pytest.raises(ConfigError, match=r"DQNLoss has target parameters that nothing updates. Give tau"):
+    with pytest.raises(ConfigError, match=r"DQNLoss has target parameters that nothing updates. Pass tau"):
         TrainLossModule(DQNLoss(actor, delay_value=True))
     with pytest.raises(ConfigError, match=r"DQNLoss has no target parameters for tau=0.1"):
         TrainLossModule(DQNLoss(actor, delay_value=False), tau=0.1)
@@ -279,20 +279,20 @@ def test_what_is_refused() -> None:
             TrainLossModule(DQNLoss(actor, delay_value=True), tau=0.1, **{option: -1.0})
     silent = Silent()
     silent.register_parameter("weight", nn.Parameter(torch.zeros(1)))
-    with pytest.raises(ConfigError, match=r"Silent gave \['entropy'\], and nothing that begins with 'loss'"):
-        TrainLossModule(silent)(to_tensordict(pendulum(4)))
+    with pytest.raises(ConfigError, match=r"Silent returned \['entropy'\], none of which begins with 'loss'"):
+        TrainLossModule(silent)(to_tensordict(one_step_transitions(4)))
 
 
 def test_one_hot_actions() -> None:
     torch.manual_seed(0)
     actor = QValueActor(mlp(4, 2), in_keys=["observation"], action_space="one_hot")
     train = TrainLossModule(DQNLoss(actor, delay_value=True, action_space="one_hot"), tau=0.1, num_actions=2)
-    random = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     batch = {
-        "obs": random.standard_normal((8, 4)).astype(np.float32),
-        "action": random.integers(0, 2, 8),
+        "obs": rng.standard_normal((8, 4)).astype(np.float32),
+        "action": rng.integers(0, 2, 8),
         "reward": np.ones(8, np.float32),
-        "next_obs": random.standard_normal((8, 4)).astype(np.float32),
+        "next_obs": rng.standard_normal((8, 4)).astype(np.float32),
         "terminated": np.zeros(8, bool),
     }
     losses = [train(batch).metrics["train/loss"] for _ in range(20)]

@@ -1,4 +1,4 @@
-"""The storages, alone and in TorchRL's replay buffers."""
+"""The storages, by themselves and in TorchRL's replay buffers."""
 
 import gc
 import pickle
@@ -22,26 +22,27 @@ from raceway.errors import ConfigError, ReplayEmpty, SerializationError
 from raceway.runner import Runner
 from raceway.torchrl import LocalStorage, ObjectStorage
 from tests.conftest import GENEROUS
-from tests.torchrl.conftest import Make
+from tests.torchrl.conftest import MakeStorage
 from tests.torchrl.services import Holder, append_many
 
 
 def rows(*numbers: int) -> TensorDict:
-    """Rows that are known by their numbers."""
+    """Return rows that are identified by their numbers."""
     number = torch.tensor(numbers)
     return TensorDict({"number": number, "next": {"half": number[:, None] / 2}}, [len(numbers)])
 
 
-def numbers(found: TensorDict) -> list[int]:
-    assert torch.equal(found["next", "half"].squeeze(-1) * 2, found["number"].float())
-    return found["number"].tolist()
+def numbers(data: TensorDict) -> list[int]:
+    """Return the numbers of rows, after checking that their columns belong together."""
+    assert torch.equal(data["next", "half"].squeeze(-1) * 2, data["number"].float())
+    return data["number"].tolist()
 
 
 # In a replay buffer.
 
 
-def test_a_replay_buffer(make: Make) -> None:
-    buffer = ReplayBuffer(storage=make(5), sampler=RandomSampler(), batch_size=8)
+def test_a_replay_buffer(make_storage: MakeStorage) -> None:
+    buffer = ReplayBuffer(storage=make_storage(5), sampler=RandomSampler(), batch_size=8)
     assert len(buffer) == 0
     assert buffer.extend(rows(0, 1, 2)).tolist() == [0, 1, 2]
     assert buffer.add(rows(3)[0]) == 3
@@ -52,13 +53,13 @@ def test_a_replay_buffer(make: Make) -> None:
     assert numbers(buffer[:]) == [0, 1, 2, 3]
     assert buffer.extend(rows(4, 5, 6)).tolist() == [4, 0, 1]
     assert numbers(buffer[:]) == [5, 6, 2, 3, 4]
-    drawn = {number for _ in range(20) for number in numbers(buffer.sample())}
-    assert drawn == {2, 3, 4, 5, 6}
+    sampled = {number for _ in range(20) for number in numbers(buffer.sample())}
+    assert sampled == {2, 3, 4, 5, 6}
     assert "(5 rows seen, max_size=5)" in repr(buffer)
 
 
-def test_what_is_returned_by_extend_is_where_the_rows_are(make: Make) -> None:
-    buffer, number, random = ReplayBuffer(storage=make(10)), 0, np.random.default_rng(0)
+def test_extend_returns_the_indices_of_the_rows(make_storage: MakeStorage) -> None:
+    buffer, number, random = ReplayBuffer(storage=make_storage(10)), 0, np.random.default_rng(0)
     for size in [*random.integers(1, 10, 50), 10, 25, 3, 40, 1]:
         batch = rows(*range(number, number := number + int(size)))
         index = buffer.extend(batch)
@@ -69,31 +70,31 @@ def test_what_is_returned_by_extend_is_where_the_rows_are(make: Make) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tensordict", "dict", "tensors", "bare"])
-def test_kinds_of_data(kind: str, make: Make) -> None:
-    buffer = ReplayBuffer(storage=make(4))
-    given = {
+def test_kinds_of_data(kind: str, make_storage: MakeStorage) -> None:
+    buffer = ReplayBuffer(storage=make_storage(4))
+    data = {
         "tensordict": TensorDict({"a": torch.arange(3)}, [3]),
         "dict": {"a": np.arange(3)},
         "tensors": [TensorDict({"a": torch.tensor(n)}) for n in range(3)],
         "bare": torch.arange(3),
     }[kind]
-    buffer.extend(given)
-    found = buffer[:] if kind == "bare" else buffer[:]["a"]
-    assert found.tolist() == [0, 1, 2]
-    assert found.dtype == torch.int64
-    one = buffer[1] if kind == "bare" else buffer[1]["a"]
-    assert one == 1
+    buffer.extend(data)
+    stored = buffer[:] if kind == "bare" else buffer[:]["a"]
+    assert stored.tolist() == [0, 1, 2]
+    assert stored.dtype == torch.int64
+    row = buffer[1] if kind == "bare" else buffer[1]["a"]
+    assert row == 1
 
 
-def test_other_samplers(make: Make) -> None:
-    buffer = ReplayBuffer(storage=make(6), sampler=SamplerWithoutReplacement(), batch_size=3)
+def test_sampling_without_replacement(make_storage: MakeStorage) -> None:
+    buffer = ReplayBuffer(storage=make_storage(6), sampler=SamplerWithoutReplacement(), batch_size=3)
     buffer.extend(rows(*range(8)))
-    drawn = [*numbers(buffer.sample()), *numbers(buffer.sample())]
-    assert sorted(drawn) == [2, 3, 4, 5, 6, 7]
+    sampled = [*numbers(buffer.sample()), *numbers(buffer.sample())]
+    assert sorted(sampled) == [2, 3, 4, 5, 6, 7]
 
 
-class Tree:
-    """What TorchRL's sampler asks of its trees, which are in an extension that loads with one version of torch only."""
+class SumTree:
+    """Stands in for TorchRL's segment trees, whose compiled extension loads with one version of torch only."""
 
     empty, reduce = 0.0, np.sum
 
@@ -104,33 +105,35 @@ class Tree:
         self.values[np.asarray(index)] = np.asarray(value)
 
     def __getitem__(self, index: Any) -> Any:
-        found = self.values[np.asarray(index)]
-        return torch.from_numpy(found) if isinstance(index, torch.Tensor) else found
+        values = self.values[np.asarray(index)]
+        return torch.from_numpy(values) if isinstance(index, torch.Tensor) else values
 
     def query(self, low: int, high: int) -> float:
         return float(type(self).reduce(self.values[low:high]))
 
     def scan_lower_bound(self, values: Any) -> Any:
-        found = np.searchsorted(np.cumsum(self.values), np.asarray(values))
-        return torch.from_numpy(found) if isinstance(values, torch.Tensor) else found
+        index = np.searchsorted(np.cumsum(self.values), np.asarray(values))
+        return torch.from_numpy(index) if isinstance(values, torch.Tensor) else index
 
 
-class MinTree(Tree):
+class MinTree(SumTree):
     empty, reduce = np.inf, np.min
 
 
 @pytest.fixture
-def trees(monkeypatch: pytest.MonkeyPatch) -> None:
-    for kind, tree in (("Sum", Tree), ("Min", MinTree)):
+def segment_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind, tree in (("Sum", SumTree), ("Min", MinTree)):
         for precision in (32, 64):
             name = f"{kind}SegmentTreeFp{precision}"
             if getattr(prioritized, name) is None:
                 monkeypatch.setattr(prioritized, name, tree)
 
 
-@pytest.mark.usefixtures("trees")
-def test_priorities(make: Make) -> None:
-    buffer = TensorDictReplayBuffer(storage=make(4), sampler=PrioritizedSampler(4, alpha=1.0, beta=1.0), batch_size=50)
+@pytest.mark.usefixtures("segment_trees")
+def test_priorities(make_storage: MakeStorage) -> None:
+    buffer = TensorDictReplayBuffer(
+        storage=make_storage(4), sampler=PrioritizedSampler(4, alpha=1.0, beta=1.0), batch_size=50
+    )
     buffer.extend(rows(*range(6)))  # 4 5 2 3
     sample = buffer.sample()
     sample["td_error"] = (sample["number"] == 5).float() + 1e-9
@@ -143,7 +146,7 @@ def test_priorities(make: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("index", "wanted"),
+    ("index", "expected"),
     [
         (0, 5),
         (-1, 4),
@@ -158,28 +161,27 @@ def test_priorities(make: Make) -> None:
     ],
     ids=repr,
 )
-def test_rows_by_index(index: object, wanted: object, make: Make) -> None:
-    storage = make(5)
+def test_rows_by_index(index: object, expected: object, make_storage: MakeStorage) -> None:
+    storage = make_storage(5)
     storage.append(rows(*range(7)))
-    found = storage.get(index)
-    assert found["number"].tolist() == wanted
-    assert storage[index]["number"].tolist() == wanted
+    assert storage.get(index)["number"].tolist() == expected
+    assert storage[index]["number"].tolist() == expected
 
 
-def test_rows_as_arrays(make: Make) -> None:
-    storage = make(5)
+def test_rows_as_arrays(make_storage: MakeStorage) -> None:
+    storage = make_storage(5)
     storage.append(rows(*range(3)))
     assert len(storage) == 3
-    found = storage.columns([2, 0])
-    assert found.keys() == {("number",), ("next", "half")}
-    assert found["number",].tolist() == [2, 0]
-    assert found["next", "half"].tolist() == [[1.0], [0.0]]
+    columns = storage.columns([2, 0])
+    assert columns.keys() == {("number",), ("next", "half")}
+    assert columns["number",].tolist() == [2, 0]
+    assert columns["next", "half"].tolist() == [[1.0], [0.0]]
     with pytest.raises(IndexError):
         storage.columns([3])
 
 
-def test_rows_that_are_not_there(make: Make) -> None:
-    storage = make(5)
+def test_missing_rows(make_storage: MakeStorage) -> None:
+    storage = make_storage(5)
     with pytest.raises(ReplayEmpty, match="no rows yet"):
         storage.get(slice(None))
     storage.append(rows(0, 1, 2))
@@ -192,19 +194,19 @@ def test_rows_that_are_not_there(make: Make) -> None:
     assert storage.contains(torch.tensor([0, 3])).tolist() == [True, False]
 
 
-def test_nothing_to_sample(make: Make) -> None:
-    storage = make(5)
+def test_sampling_an_empty_storage(make_storage: MakeStorage) -> None:
+    storage = make_storage(5)
     with pytest.raises(RuntimeError, match="empty storage"):
         ReplayBuffer(storage=storage, batch_size=2).sample()
-    for ask in (storage._rand_given_ndim, storage.columns):
+    for method in (storage._rand_given_ndim, storage.columns):
         with pytest.raises(ReplayEmpty, match="no rows yet"):
-            ask(3)
+            method(3)
 
 
-def test_the_newest_rows_stay(make: Make) -> None:
+def test_the_newest_rows_are_kept(make_storage: MakeStorage) -> None:
     random = np.random.default_rng(1)
     for max_size in (1, 2, 7, 50):
-        storage, number = make(max_size), 0
+        storage, number = make_storage(max_size), 0
         for size in random.integers(1, 2 * max_size + 2, 40).tolist():
             storage.append(rows(*range(number, number := number + size)))
             if random.random() < 0.5:
@@ -213,19 +215,19 @@ def test_the_newest_rows_stay(make: Make) -> None:
                 assert sorted(numbers(storage[:])) == list(kept)
 
 
-def test_what_was_read_does_not_change_what_was_given(make: Make) -> None:
-    storage, given = make(3), np.zeros(3)
-    storage.append({"a": given})
-    given[:] = 7
+def test_rows_are_copied_in_and_out(make_storage: MakeStorage) -> None:
+    storage, array = make_storage(3), np.zeros(3)
+    storage.append({"a": array})
+    array[:] = 7
     assert storage[:]["a"].tolist() == [0, 0, 0]
     sample = storage.get([0, 1])
     sample["a"][:] = 9
     assert storage[:]["a"].tolist() == [0, 0, 0]
 
 
-def test_every_row_is_equally_likely(make: Make) -> None:
+def test_every_row_is_equally_likely(make_storage: MakeStorage) -> None:
     """After wrapping around, with patches of many sizes, some larger than the storage."""
-    storage, number, random = make(97), 0, np.random.default_rng(2)
+    storage, number, random = make_storage(97), 0, np.random.default_rng(2)
     buffer = ReplayBuffer(storage=storage, sampler=RandomSampler(), generator=torch.Generator().manual_seed(0))
     for size in [*random.integers(1, 60, 30).tolist(), 150, 1, 33]:
         storage.append(rows(*range(number, number := number + size)))
@@ -233,17 +235,17 @@ def test_every_row_is_equally_likely(make: Make) -> None:
             len(storage)
     counts = np.zeros(97)
     for _ in range(100):
-        drawn = np.array(numbers(buffer.sample(970)))
-        counts += np.bincount(drawn - (number - 97), minlength=97)
+        sampled = np.array(numbers(buffer.sample(970)))
+        counts += np.bincount(sampled - (number - 97), minlength=97)
     statistic = float(((counts - 1000) ** 2 / 1000).sum())
-    assert 50 < statistic < 155, "the 0.01 % and 99.99 % points of χ² with 96 degrees of freedom, about"
+    assert 50 < statistic < 155, "approximately the 0.01 % and 99.99 % quantiles of χ² with 96 degrees of freedom"
 
 
-# What is refused.
+# Errors.
 
 
-def test_rows_cannot_be_replaced(make: Make) -> None:
-    storage = make(5)
+def test_rows_cannot_be_replaced(make_storage: MakeStorage) -> None:
+    storage = make_storage(5)
     buffer = ReplayBuffer(storage=storage, batch_size=2)
     buffer.extend(rows(0, 1, 2))
     before = storage.state_dict()["rows"]["number",].tolist()
@@ -254,11 +256,11 @@ def test_rows_cannot_be_replaced(make: Make) -> None:
         lambda: storage.set([3], rows(8, 9)),
         lambda: buffer.writer.write_at(1, rows(9)[0]),
     ):
-        with pytest.raises(ConfigError, match=r"only appended to.*Use add"):
+        with pytest.raises(ConfigError, match=r"append-only.*Use add"):
             write()
-    best = TensorDictReplayBuffer(storage=make(5), writer=TensorDictMaxValueWriter(rank_key=("next", "half")))
-    with pytest.raises(ConfigError, match="only appended to"):
-        best.extend(rows(1, 2))
+    ranked = TensorDictReplayBuffer(storage=make_storage(5), writer=TensorDictMaxValueWriter(rank_key=("next", "half")))
+    with pytest.raises(ConfigError, match="append-only"):
+        ranked.extend(rows(1, 2))
     assert storage.state_dict()["rows"]["number",].tolist() == before
 
 
@@ -271,8 +273,10 @@ def test_rows_cannot_be_replaced(make: Make) -> None:
         ({"a": np.zeros((2, 3), complex), "b": np.zeros(2)}, r"type complex128 does not fit"),
     ],
 )
-def test_batches_of_another_form(batch: dict[str, np.ndarray], message: str, make: Make) -> None:
-    storage = make(5)
+def test_batches_that_do_not_fit_are_rejected(
+    batch: dict[str, np.ndarray], message: str, make_storage: MakeStorage
+) -> None:
+    storage = make_storage(5)
     storage.append({"a": np.zeros((2, 3), np.float32), "b": np.zeros(2)})
     len(storage)
     with pytest.raises(ConfigError, match=message):
@@ -282,7 +286,7 @@ def test_batches_of_another_form(batch: dict[str, np.ndarray], message: str, mak
     assert storage[:]["a"].dtype == torch.float32
 
 
-def test_a_patch_of_another_form_is_told_of_by_its_readers() -> None:
+def test_readers_report_a_patch_that_does_not_fit() -> None:
     with Runner("bad", engine="inline") as rr:
         storage = ObjectStorage(rr, 5)
         storage.append(rows(1))
@@ -296,7 +300,7 @@ def test_a_patch_of_another_form_is_told_of_by_its_readers() -> None:
 
 
 @pytest.mark.parametrize("max_size", [0, -1, 2.5, None])
-def test_a_storage_of_no_size(max_size: object) -> None:
+def test_invalid_max_size(max_size: object) -> None:
     with pytest.raises(ConfigError, match="max_size must be a whole number from 1"):
         LocalStorage(max_size)  # type: ignore[arg-type]
     with Runner("bad", engine="inline") as rr, pytest.raises(ConfigError, match="max_size must be a whole number"):
@@ -307,29 +311,29 @@ def test_a_storage_of_no_size(max_size: object) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 3, 8, 23])
-def test_state_round_trip(number: int, make: Make, tmp_path: Path) -> None:
-    first = ReplayBuffer(storage=make(8), batch_size=4, generator=torch.Generator().manual_seed(3))
+def test_state_round_trip(number: int, make_storage: MakeStorage, tmp_path: Path) -> None:
+    first = ReplayBuffer(storage=make_storage(8), batch_size=4, generator=torch.Generator().manual_seed(3))
     for start in range(0, number, 3):
         first.extend(rows(*range(start, min(start + 3, number))))
-    second = ReplayBuffer(storage=make(8), batch_size=4, generator=torch.Generator())
+    second = ReplayBuffer(storage=make_storage(8), batch_size=4, generator=torch.Generator())
     second.extend(rows(100, 101))
     second.load_state_dict(first.state_dict())
     first.dumps(tmp_path / "saved")
-    third = ReplayBuffer(storage=make(8), batch_size=4, generator=torch.Generator())
+    third = ReplayBuffer(storage=make_storage(8), batch_size=4, generator=torch.Generator())
     third.loads(tmp_path / "saved")
     assert len(first) == len(second) == len(third) == min(number, 8)
     if number:
-        wanted = [numbers(first.sample()) for _ in range(3)]
-        assert [numbers(second.sample()) for _ in range(3)] == wanted
-        assert [numbers(third.sample()) for _ in range(3)] == wanted
+        expected = [numbers(first.sample()) for _ in range(3)]
+        assert [numbers(second.sample()) for _ in range(3)] == expected
+        assert [numbers(third.sample()) for _ in range(3)] == expected
     for buffer in (first, second, third):
         index = buffer.extend(rows(50, 51, 52))
         assert numbers(buffer[index]) == [50, 51, 52]
         assert sorted(numbers(buffer[:])) == sorted([*range(number), 50, 51, 52][-8:])
 
 
-def test_state_is_a_copy(make: Make) -> None:
-    storage = make(3)
+def test_state_is_a_copy(make_storage: MakeStorage) -> None:
+    storage = make_storage(3)
     storage.append(rows(0, 1, 2))
     state = storage.state_dict()
     storage.append(rows(3))
@@ -339,20 +343,20 @@ def test_state_is_a_copy(make: Make) -> None:
     assert state["rows"]["number",].tolist() == [0, 1, 2]
 
 
-def test_empty(make: Make) -> None:
-    buffer = ReplayBuffer(storage=make(4), batch_size=2)
+def test_empty(make_storage: MakeStorage) -> None:
+    buffer = ReplayBuffer(storage=make_storage(4), batch_size=2)
     buffer.extend(rows(*range(6)))
     buffer.empty()
     assert len(buffer) == 0
-    buffer.extend({"other": np.arange(3)})  # a new beginning: it may have other columns
+    buffer.extend({"other": np.arange(3)})  # an empty storage accepts other columns
     assert buffer[:]["other"].tolist() == [0, 1, 2]
 
 
-def test_hooks_are_refused(make: Make, tmp_path: Path) -> None:
-    storage = make(3)
+def test_hooks_are_rejected(make_storage: MakeStorage, tmp_path: Path) -> None:
+    storage = make_storage(3)
     storage.append(rows(1))
     storage.register_save_hook(lambda data, path=None: data)
-    with pytest.raises(ConfigError, match="no hooks"):
+    with pytest.raises(ConfigError, match="does not call hooks"):
         storage.dumps(tmp_path / "saved")
 
 
@@ -366,31 +370,31 @@ def test_a_local_storage_is_pickled_with_its_rows() -> None:
     assert sorted(numbers(storage[:])) == [2, 3, 4, 5]
 
 
-def test_an_object_storage_means_something_in_its_run_only() -> None:
-    with Runner("run", engine="inline") as rr, pytest.raises(SerializationError, match="only inside the run"):
+def test_an_object_storage_cannot_be_pickled_outside_its_run() -> None:
+    with Runner("run", engine="inline") as rr, pytest.raises(SerializationError, match="only within the run"):
         pickle.dumps(ObjectStorage(rr, 3))
 
 
 # Shared through an object.
 
 
-def test_all_who_hold_a_storage_share_its_rows(rr: Runner) -> None:
+def test_all_holders_of_a_storage_share_its_rows(rr: Runner) -> None:
     storage = ObjectStorage(rr, 10)
-    here, there = storage, rr.service(Holder(storage))
-    here.append({"number": np.arange(3)})
-    assert there.append([3, 4]).get(GENEROUS) == 2
-    assert there.numbers().get(GENEROUS) == [0, 1, 2, 3, 4]
-    assert sorted(here[:]["number"].tolist()) == [0, 1, 2, 3, 4]
+    remote = rr.service(Holder(storage))
+    storage.append({"number": np.arange(3)})
+    assert remote.append([3, 4]).get(GENEROUS) == 2
+    assert remote.numbers().get(GENEROUS) == [0, 1, 2, 3, 4]
+    assert sorted(storage[:]["number"].tolist()) == [0, 1, 2, 3, 4]
     other = ObjectStorage(storage.ref)
     assert other.max_size == 10
     assert len(other) == 5
-    there.empty().get(GENEROUS)
-    assert len(here) == len(other) == 0
-    here.append({"number": np.arange(12)})
-    assert there.numbers().get(GENEROUS) == list(range(2, 12))
+    remote.empty().get(GENEROUS)
+    assert len(storage) == len(other) == 0
+    storage.append({"number": np.arange(12)})
+    assert remote.numbers().get(GENEROUS) == list(range(2, 12))
 
 
-def test_replay_buffers_travel(rr: Runner) -> None:
+def test_replay_buffers_can_be_sent_to_workers(rr: Runner) -> None:
     buffer = ReplayBuffer(storage=ObjectStorage(rr, 10), batch_size=4)
     services = [rr.service(Holder(buffer)) for _ in range(2)]
     rr.get([service.extend([number, number + 10]) for number, service in enumerate(services)])
@@ -409,27 +413,26 @@ def test_many_processes_append_and_read(rr: Runner) -> None:
     total = sum(rr.get(futures))
     assert total == 3 * sum(1 + n % 3 for n in range(200))
     assert all(0 <= size <= 300 for size in sizes)
-    found = rr.get([reader.numbers() for reader in readers])
-    assert found[0] == found[1] == sorted(storage[:]["number"].tolist())
-    assert len(found[0]) == 300
-    # Of each writer the newest: none of its patches is missing between two that are there, and none is there twice.
+    read = rr.get([reader.numbers() for reader in readers])
+    assert read[0] == read[1] == sorted(storage[:]["number"].tolist())
+    assert len(read[0]) == 300
+    # The newest rows of each writer are kept, without gaps and without duplicates.
     for worker in range(3):
-        seen = [number - 1000 * worker for number in found[0] if number // 1000 == worker]
-        if seen:
-            kept = [n for n in range(200) for _ in range(1 + n % 3)][-len(seen) :]
-            assert seen == kept
+        kept = [number - 1000 * worker for number in read[0] if number // 1000 == worker]
+        if kept:
+            assert kept == [n for n in range(200) for _ in range(1 + n % 3)][-len(kept) :]
 
 
-def test_a_storage_of_something_else() -> None:
+def test_a_reference_to_something_else_is_rejected() -> None:
     with Runner("bad", engine="inline") as rr:
-        with pytest.raises(ConfigError, match="is no storage"):
+        with pytest.raises(ConfigError, match="is not a storage"):
             ObjectStorage(rr.put_object([1]))
         with pytest.raises(ConfigError, match="max_size=7"):
             ObjectStorage(ObjectStorage(rr, 8).ref, 7)
         assert ObjectStorage(ObjectStorage(rr, 8).ref, 8).max_size == 8
 
 
-def test_what_arrives_together_is_taken_in_by_its_order() -> None:
+def test_new_patches_are_sorted_by_their_order() -> None:
     with Runner("order", engine="inline") as rr:
         storage = ObjectStorage(rr, 10)
         appender = storage.appender()
@@ -437,25 +440,29 @@ def test_what_arrives_together_is_taken_in_by_its_order() -> None:
             appender.append({"number": np.array([turn, turn])}, order=turn)
         assert storage[:]["number"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
         appender.append({"number": np.array([9])}, order=-1)
-        assert storage[:]["number"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 9], "what was taken in before stays"
+        assert storage[:]["number"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 9], (
+            "rows that were read keep their index"
+        )
 
 
-def test_reading_takes_in_only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[int] = []
+def test_reading_writes_only_new_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_written: list[int] = []
     with Runner("new", engine="inline") as rr:
         storage = ObjectStorage(rr, 1000)
-        take_in = storage._take_in
-        monkeypatch.setattr(storage, "_take_in", lambda batches: (taken.append(len(batches)), take_in(batches)))
+        write = storage._write_batches
+        monkeypatch.setattr(
+            storage, "_write_batches", lambda batches: (num_written.append(len(batches)), write(batches))
+        )
         for number in range(50):
             storage.append(rows(number, number + 1))
             if number % 5 == 4:
                 assert len(storage) == 2 * number + 2
                 assert len(storage) == 2 * number + 2
-    assert taken == [5] * 10
+    assert num_written == [5] * 10
 
 
-def test_a_reader_writes_on_where_it_was() -> None:
-    """Also if all that it has is replaced at once: so rows lie where they would lie in a `LocalStorage`."""
+def test_rows_have_the_same_indices_as_in_a_local_storage() -> None:
+    """Even if all rows of a reader are replaced at once, it continues at its next index."""
     with Runner("places", engine="inline") as rr:
         storage, local, number = ObjectStorage(rr, 80), LocalStorage(80), 0
         for size in (80, 40, 40, 80, 40, 80, 80):
@@ -465,7 +472,7 @@ def test_a_reader_writes_on_where_it_was() -> None:
             assert numbers(storage[:]) == numbers(local[:])
 
 
-def test_a_storage_that_looks_only_when_it_is_told_to(rr: Runner) -> None:
+def test_a_storage_that_is_not_live_reads_only_on_refresh(rr: Runner) -> None:
     storage = ObjectStorage(rr, 10, live=False)
     reader = rr.service(Holder(storage))
     storage.append({"number": np.arange(4)})
@@ -475,7 +482,7 @@ def test_a_storage_that_looks_only_when_it_is_told_to(rr: Runner) -> None:
     storage.append({"number": np.arange(4, 6)})
     assert reader.numbers().get(GENEROUS) == [0, 1, 2, 3]
     assert len(storage) == 0
-    assert storage.state_dict()["rows"]["number",].tolist() == [0, 1, 2, 3, 4, 5], "a state is all of it"
+    assert storage.state_dict()["rows"]["number",].tolist() == [0, 1, 2, 3, 4, 5], "a state dict has all rows"
     storage.append({"number": np.arange(6, 7)})
     storage.refresh()
     assert storage[:]["number"].tolist() == [0, 1, 2, 3, 4, 5, 6]
@@ -493,10 +500,10 @@ def test_a_reader_that_missed_rows(rr: Runner) -> None:
     assert reader.numbers().get(GENEROUS) == list(range(90, 100))
 
 
-def test_a_hundred_thousand_appends_leave_no_more_than_the_storage_holds() -> None:
+def test_memory_does_not_grow_with_the_number_of_appends() -> None:
     with Runner("many", engine="inline") as rr:
         storage = ObjectStorage(rr, 500)
-        appender, stored = storage.appender(), rr._hub.objects[storage.ref.id]
+        appender, stored = storage.appender(), rr._backend.objects.stored[storage.ref.id]
         pointer = None
         for number in range(100_000):
             appender.append({"number": np.array([number])})
@@ -504,9 +511,9 @@ def test_a_hundred_thousand_appends_leave_no_more_than_the_storage_holds() -> No
                 assert len(storage) == min(number + 1, 500)
                 pointer = pointer or storage[:]["number"].data_ptr()
         assert sorted(storage[:]["number"].tolist()) == list(range(99_500, 100_000))
-        assert storage[:]["number"].data_ptr() == pointer, "the tensors are those of the beginning"
+        assert storage[:]["number"].data_ptr() == pointer, "the tensors are allocated once"
         assert len(stored.patches) == len(stored.sizes) == 500
-        assert len(rr._hub.table.cache[storage.ref.id].patches) == 500
+        assert len(rr._backend.table.cache[storage.ref.id].patches) == 500
         rr.put_object(0)
         gc.collect()
-        assert len(rr._hub.engine._stored) < 510
+        assert len(rr._backend.engine._stored) < 510

@@ -50,7 +50,7 @@ def test_the_first_batch_is_the_same_on_another_engine() -> None:
 
 
 def test_the_plan_shows_the_split_and_both_plans() -> None:
-    with MultiTraining(**SPREAD).planned() as (flow, _):
+    with MultiTraining(**SPREAD).open_flow() as (flow, _):
         plan = flow.explain()
     assert "split(climbers, values)" in plan
     assert "for_each(AddAdvantages)" in plan

@@ -25,7 +25,7 @@ from raceway.errors import CheckpointError, ConfigError, EnvironmentFailed
 from raceway.rollouts.evaluation import evaluate
 from raceway.runs.directory import RunDirectory, read_metrics
 from raceway.training.train import Training, resume, train
-from raceway.ui.display import Watcher
+from raceway.ui.display import Callback
 from tests.conftest import GENEROUS
 
 SYNCHRONOUS: dict[str, dict[str, Any]] = {
@@ -219,7 +219,7 @@ def assert_nothing_lost(run: str, engine: str) -> None:
     training, saved = Training.again(run, engine=engine), last(run).state()
     training.learner.restore(saved["learner"])
     training.evaluations.restore(saved["evaluations"])
-    with training.planned(run=engine == "process") as flow, flow.start(state=saved["flow"]) as going:
+    with training.open_flow(run=engine == "process") as flow, flow.start(state=saved["flow"]) as going:
         again = training._state(going)
     (doc, arrays), (other, others) = encode(last(run).state()), encode(again)
     # Workers, which had weights of several ages, are sent the newest.
@@ -475,10 +475,10 @@ def test_a_run_remembers_how_often_it_was_resumed_and_what_changed() -> None:
 
 
 def test_a_worker_that_dies_while_a_run_is_saved_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Killer(Watcher):
+    class Killer(Callback):
         """Kills the worker, once, after the row before a checkpoint."""
 
-        def iteration(self, row: dict[str, Any]) -> None:
+        def on_iteration(self, row: dict[str, Any]) -> None:
             if row["time/iterations"] == 3:
                 (worker,) = workers
                 os.kill(worker.call("pid").result(GENEROUS), signal.SIGKILL)
@@ -489,7 +489,7 @@ def test_a_worker_that_dies_while_a_run_is_saved_does_not_end_it(monkeypatch: py
 
     algorithm, settings = settings_of("ppo cartpole")
     more = {"engine": "process", "num_workers": 1, "iterations": 6, "save_every": 1, "run_dir": "run"}
-    result = train(algorithm, watchers=[Killer()], **more, **settings)
+    result = train(algorithm, callbacks=[Killer()], **more, **settings)
     assert result.summary["iterations"] == 6
     assert result.summary["timesteps"] == 6 * 128
     assert last("run").about["iterations"] == 6
@@ -513,7 +513,7 @@ def test_workers_go_on_with_weights_that_were_trained(algorithm: str) -> None:
     train(algorithm, run_dir="run", iterations=30, engine="inline", **settings)
     training, saved = Training.again("run"), last("run").state()
     training.learner.restore(saved["learner"])
-    with training.planned(run=False) as flow, flow.start(state=saved["flow"]) as run:
+    with training.open_flow(run=False) as flow, flow.start(state=saved["flow"]) as run:
         worker = next(actor for node in run.nodes for actor in node.actors if actor.name.startswith("rollouts"))
         found = worker.call("weights").result()
     for name, array in training.learner.policy.weights().items():
@@ -570,13 +570,13 @@ def test_an_environment_that_fails_while_it_is_brought_back_is_borne(caplog: pyt
         result = resume("run", iterations=4, env=Touchy)
     assert result.summary["iterations"] == 4
     assert "not again" in caplog.text
-    assert "environments could not be brought back" in caplog.text
+    assert "environments could not be restored" in caplog.text
     assert result.metrics[-1]["rollout/env_failures"] == 1
 
 
 def test_an_environment_that_fails_in_an_evaluation_does_not_end_the_run(caplog: pytest.LogCaptureFixture) -> None:
-    class Failing(Watcher):
-        def iteration(self, row: dict[str, Any]) -> None:
+    class Failing(Callback):
+        def on_iteration(self, row: dict[str, Any]) -> None:
             seen.append("eval/mean_reward" in row)
 
     seen: list[bool] = []
@@ -591,7 +591,7 @@ def test_an_environment_that_fails_in_an_evaluation_does_not_end_the_run(caplog:
         patch.setattr("raceway.training.evaluations.evaluate", touchy)
         algorithm, settings = settings_of("ppo cartpole")
         more = {"eval_every": 200, "eval_episodes": 1, "engine": "inline", "iterations": 4}
-        train(algorithm, run_dir="run", watchers=[Failing()], **settings, **more)
+        train(algorithm, run_dir="run", callbacks=[Failing()], **settings, **more)
     assert seen == [False, False, False, True]
     assert "the evaluation after 256 steps was given up" in caplog.text
 

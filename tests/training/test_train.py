@@ -1,4 +1,4 @@
-"""Training: the same bytes everywhere, the limits, the folder of a run, and what goes wrong."""
+"""Training: identical weights on every engine, limits, the run directory, and errors."""
 
 import dataclasses
 import json
@@ -17,112 +17,112 @@ import raceway
 from raceway.algorithms import find_algorithm
 from raceway.engine.base import Actor
 from raceway.errors import ConfigError, OperatorError
-from raceway.runs.directory import read_metrics
+from raceway.runs.metrics_file import read_metrics
 from raceway.training.seeds import train_seeds
 from raceway.training.train import Training, train
-from raceway.ui.display import Watcher
+from raceway.ui.display import Callback
 from tests.odd_envs import Odd
 
 SMALL: dict[str, Any] = {"iterations": 3, "episodes_per_iter": 20, "num_envs": 20}
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def hash_of(**settings: Any) -> str:
+def weights_hash(**settings: Any) -> str:
     return train("reinforce", **{**SMALL, **settings}).summary["weights_sha256"]
 
 
-# The same bytes.
+# Identical weights.
 
 
-EQUAL: dict[str, Any] = {"iterations": 2, "episodes_per_iter": 10, "num_envs": 10}
+SHORT: dict[str, Any] = {"iterations": 2, "episodes_per_iter": 10, "num_envs": 10}
 ENVS: dict[str, dict[str, Any]] = {
-    "cartpole": {"env": "cartpole", **EQUAL},
-    "halfcheetah": {"env": "halfcheetah", "env_kwargs": {"max_episode_steps": 60}, **EQUAL},
+    "cartpole": {"env": "cartpole", **SHORT},
+    "halfcheetah": {"env": "halfcheetah", "env_kwargs": {"max_episode_steps": 60}, **SHORT},
 }
 
 
 @pytest.mark.parametrize("env", ENVS)
 def test_the_weights_do_not_depend_on_the_workers(env: str) -> None:
-    local = hash_of(engine="inline", **ENVS[env])
-    assert hash_of(engine="inline", **ENVS[env]) == local
-    assert hash_of(engine="inline", seed=1, **ENVS[env]) != local
-    assert hash_of(engine="inline", num_workers=3, **ENVS[env]) == local
+    local = weights_hash(engine="inline", **ENVS[env])
+    assert weights_hash(engine="inline", **ENVS[env]) == local
+    assert weights_hash(engine="inline", seed=1, **ENVS[env]) != local
+    assert weights_hash(engine="inline", num_workers=3, **ENVS[env]) == local
     for workers in (1, 2, 5):
-        assert hash_of(engine="process", num_workers=workers, **ENVS[env]) == local, workers
+        assert weights_hash(engine="process", num_workers=workers, **ENVS[env]) == local, workers
 
 
 @pytest.mark.parametrize("env", ENVS)
 def test_the_weights_are_the_same_on_ray(env: str, ray_session: None) -> None:
-    assert hash_of(engine="ray", num_workers=2, **ENVS[env]) == hash_of(engine="inline", **ENVS[env])
+    assert weights_hash(engine="ray", num_workers=2, **ENVS[env]) == weights_hash(engine="inline", **ENVS[env])
 
 
-class Pids(Watcher):
-    """Notes the processes that workers live in."""
+class WorkerPids(Callback):
+    """Records the process ids of the workers."""
 
     def __init__(self) -> None:
-        self.found: set[int] = set()
+        self.pids: set[int] = set()
 
-    def begin(self, training: Any, path: Path) -> None:
+    def on_start(self, training: Any, path: Path) -> None:
         spawn = training._spawn
 
-        def spawned(engine: Any) -> list[Actor]:
+        def spawn_and_record(engine: Any) -> list[Actor]:
             workers: list[Actor] = spawn(engine)
-            self.found = {worker.call("pid").result(60) for worker in workers}
+            self.pids = {worker.call("pid").result(60) for worker in workers}
             return workers
 
-        training._spawn = spawned
+        training._spawn = spawn_and_record
 
 
-def test_workers_really_step_in_processes_of_their_own() -> None:
-    pids = Pids()
-    result = train("reinforce", watchers=[pids], num_workers=5, **SMALL)
+def test_every_worker_is_a_separate_process() -> None:
+    workers = WorkerPids()
+    result = train("reinforce", callbacks=[workers], num_workers=5, **SMALL)
     assert result.summary["num_workers"] == 5
-    assert len(pids.found) == 5
-    assert os.getpid() not in pids.found
+    assert len(workers.pids) == 5
+    assert os.getpid() not in workers.pids
 
 
-class Killer(Watcher):
+class KillWorker(Callback):
     """Kills a worker after the first iteration."""
 
     def __init__(self) -> None:
-        self.pids = Pids()
+        self.workers = WorkerPids()
 
-    def begin(self, training: Any, path: Path) -> None:
-        self.pids.begin(training, path)
+    def on_start(self, training: Any, path: Path) -> None:
+        self.workers.on_start(training, path)
 
-    def iteration(self, row: dict[str, Any]) -> None:
+    def on_iteration(self, row: dict[str, Any]) -> None:
         if row["time/iterations"] == 1:
-            os.kill(min(self.pids.found), signal.SIGKILL)
+            os.kill(min(self.workers.pids), signal.SIGKILL)
 
 
-def test_a_killed_worker_changes_nothing() -> None:
-    killed = train("reinforce", watchers=[Killer()], num_workers=2, **SMALL)
-    assert killed.summary["weights_sha256"] == hash_of(engine="inline")
+def test_a_killed_worker_does_not_change_the_weights() -> None:
+    killed = train("reinforce", callbacks=[KillWorker()], num_workers=2, **SMALL)
+    assert killed.summary["weights_sha256"] == weights_hash(engine="inline")
     assert killed.summary["episodes"] == 60
 
 
-def test_envpool_gives_the_same_on_any_number_of_workers() -> None:
+def test_envpool_weights_do_not_depend_on_the_workers() -> None:
     settings: dict[str, Any] = {"env": "cartpole", "vector": "envpool", **SMALL}
     local = train("reinforce", engine="inline", **settings).summary
     assert local["episodes"] == 60
-    assert hash_of(num_workers=2, **settings) == local["weights_sha256"]
+    assert weights_hash(num_workers=2, **settings) == local["weights_sha256"]
 
 
-def test_the_number_of_threads_of_torch_is_left_as_it_was() -> None:
+def test_the_number_of_torch_threads_is_restored() -> None:
     before = torch.get_num_threads()
     train("reinforce", engine="inline", **SMALL)
     assert torch.get_num_threads() == before
 
 
-# What is learned.
+# Learning.
 
 
 class Match(gym.Env[Any, Any]):
-    """Shows a number; the return is how often the action was that number."""
+    """Shows a number; the return counts how often the action was that number."""
 
     def __init__(self, actions: spaces.Space[Any], observations: str = "box") -> None:
         self.action_space = actions
@@ -136,7 +136,7 @@ class Match(gym.Env[Any, Any]):
             "mask": spaces.Dict({"where": box, "action_mask": spaces.Box(0, 1, (self.width,), np.int8)}),
         }[observations]
 
-    def _seen(self) -> Any:
+    def _observe(self) -> Any:
         self.goal = int(self.np_random.integers(self.width))
         box = np.eye(self.width, dtype=np.float32)[self.goal]
         mask = np.ones(self.width, np.int8)
@@ -151,17 +151,17 @@ class Match(gym.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self.steps = 0
-        return self._seen(), {}
+        return self._observe(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         if self.observations == "mask":
-            assert action != (self.goal + 1) % self.width, "a barred action"
+            assert action != (self.goal + 1) % self.width, "a masked action"
         if isinstance(self.action_space, spaces.Box):
             reward = -abs(float(action[0]) - self.goal)
         else:
             reward = float(np.mean(np.asarray(action) == self.goal))
         self.steps += 1
-        return self._seen(), reward, self.steps == 10, False, {}
+        return self._observe(), reward, self.steps == 10, False, {}
 
 
 ACTIONS = {
@@ -184,7 +184,7 @@ ACTIONS = {
         ("box", "box", "mlp"),
     ],
 )
-def test_it_learns_to_match(actions: str, observations: str, network: str) -> None:
+def test_reinforce_learns_to_match(actions: str, observations: str, network: str) -> None:
     settings: dict[str, Any] = {"env_kwargs": {"actions": ACTIONS[actions], "observations": observations}}
     result = train(
         "reinforce", env=Match, engine="inline", network=network, hidden=(32,), lr=0.03, gamma=0.1,
@@ -194,17 +194,17 @@ def test_it_learns_to_match(actions: str, observations: str, network: str) -> No
     assert np.mean(means[-5:]) > np.mean(means[:3]) + 1.0
 
 
-def recall(observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> torch.nn.Module:
+def custom_network(observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
 
 
-def test_a_network_of_the_users_own_goes_to_the_workers() -> None:
-    local = hash_of(network=recall, engine="inline")
-    assert hash_of(network=recall, num_workers=2) == local
-    assert hash_of(network="tests.training.test_train:recall", engine="inline") == local
+def test_a_custom_network_is_sent_to_the_workers() -> None:
+    local = weights_hash(network=custom_network, engine="inline")
+    assert weights_hash(network=custom_network, num_workers=2) == local
+    assert weights_hash(network="tests.training.test_train:custom_network", engine="inline") == local
 
 
-def test_a_network_that_is_not_there_is_told() -> None:
+def test_a_missing_network_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"'tests.training.test_train:gone' cannot be found.*module:function"):
         train("reinforce", network="tests.training.test_train:gone", **SMALL)
 
@@ -222,21 +222,21 @@ def test_a_network_that_is_not_there_is_told() -> None:
         ({"total_timesteps": 10**9, "iterations": 1}, "iterations"),
     ],
 )
-def test_the_first_limit_ends_it(limit: dict[str, Any], stopped_by: str) -> None:
+def test_the_first_limit_reached_ends_training(limit: dict[str, Any], stopped_by: str) -> None:
     result = train("reinforce", engine="inline", **{**SMALL, "episodes_per_iter": 100, **limit})
     assert result.summary["stopped_by"] == stopped_by
     assert result.summary["timesteps"] == result.metrics[-1]["time/total_timesteps"]
 
 
-def test_a_hundred_iterations_if_nothing_is_said() -> None:
-    limits = [find_algorithm("reinforce").settings(**given) for given in ({}, {"stop_seconds": 3.0})]
+def test_without_a_limit_there_are_100_iterations() -> None:
+    limits = [find_algorithm("reinforce").settings(**settings) for settings in ({}, {"stop_seconds": 3.0})]
     assert [cfg.num_iterations for cfg in limits] == [100, None]
 
 
-# The folder.
+# The run directory.
 
 
-def test_a_run_leaves_a_folder_that_tells_of_it() -> None:
+def test_a_run_directory_describes_the_run() -> None:
     result = raceway.train("reinforce", engine="inline", env="cartpole", seed=3, **SMALL)
     about = json.loads((result.path / "config.json").read_text())
     assert about["schema"] == 2
@@ -253,19 +253,19 @@ def test_a_run_leaves_a_folder_that_tells_of_it() -> None:
     assert json.loads((result.path / "summary.json").read_text()) == result.summary
 
 
-def test_two_runs_do_not_share_a_folder() -> None:
+def test_two_runs_cannot_share_a_directory() -> None:
     train("reinforce", engine="inline", run_dir="here", **SMALL)
-    with pytest.raises(ConfigError, match=r"a run in here already.*another --run-dir"):
+    with pytest.raises(ConfigError, match=r"already a run in here.*another --run-dir"):
         train("reinforce", engine="inline", run_dir="here", **SMALL)
 
 
-def test_a_folder_that_cannot_be_made_is_told() -> None:
+def test_a_directory_that_cannot_be_created_is_an_error() -> None:
     Path("file").write_text("")
-    with pytest.raises(ConfigError, match=r"no run can be kept in file/run"):
+    with pytest.raises(ConfigError, match=r"a run cannot be saved in file/run"):
         train("reinforce", engine="inline", run_dir="file/run", **SMALL)
 
 
-def test_seeds_are_compared() -> None:
+def test_statistics_over_seeds() -> None:
     outcome = train_seeds("reinforce", range(2, 5), engine="inline", **SMALL)
     assert outcome.summary["seeds"] == [2, 3, 4]
     assert len(set(outcome.summary["weights_sha256"])) == 3
@@ -273,28 +273,28 @@ def test_seeds_are_compared() -> None:
     assert low <= outcome.summary["iqm"] <= high
     assert outcome.summary["mean"] == pytest.approx(np.mean(outcome.summary["mean_returns"]))
     assert Path(outcome.summary["plot"]).stat().st_size > 10_000
-    assert [one.summary["weights_sha256"] for one in outcome.results][1] == hash_of(seed=3, engine="inline")
+    assert outcome.results[1].summary["weights_sha256"] == weights_hash(seed=3, engine="inline")
     assert "interquartile mean" in "\n".join(outcome.lines)
 
 
-# Workers, chosen by looking.
+# The number of workers.
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "fewest", "most"),
+    ("kwargs", "min_workers", "max_workers"),
     [({}, 0, 0), ({"seconds": 0.001, "busy": True}, 2, 4), ({"seconds": 0.05}, 8, 20)],
 )
-def test_auto_chooses_for_an_environment_it_has_never_seen(
-    kwargs: dict[str, Any], fewest: int, most: int, monkeypatch: pytest.MonkeyPatch
+def test_auto_chooses_the_number_of_workers_for_any_environment(
+    kwargs: dict[str, Any], min_workers: int, max_workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("raceway.training.train.num_cores", lambda: 2)
     cfg = find_algorithm("reinforce").settings(env=Odd, env_kwargs=kwargs)
     training = Training(find_algorithm("reinforce"), cfg)
-    assert fewest <= training.num_workers <= most, training.why
-    assert "a step of the environment takes" in training.why
+    assert min_workers <= training.num_workers <= max_workers, training.num_workers_reason
+    assert "an environment step takes" in training.num_workers_reason
 
 
-# What goes wrong.
+# Errors.
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ def test_auto_chooses_for_an_environment_it_has_never_seen(
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("engine", ["inline", "process"])
-def test_an_environment_that_misbehaves_is_named(how: str, text: str, engine: str) -> None:
+def test_an_environment_that_fails_is_named(how: str, text: str, engine: str) -> None:
     settings = {"env": "tests.odd_envs:Odd-v0", "env_kwargs": {"how": how}, "engine": engine, "num_workers": 1}
     with pytest.raises(OperatorError, match=text):
         train("reinforce", **{**SMALL, **settings})
@@ -319,29 +319,31 @@ def test_an_environment_that_misbehaves_is_named(how: str, text: str, engine: st
     [
         ({"env": "cartpol"}, "Did you mean 'cartpole'"),
         ({"lrr": 1.0}, "unknown setting of reinforce 'lrr'. Did you mean 'lr'"),
-        ({"num_workers": 50}, "50 workers need as many shards"),
+        ({"num_workers": 50}, "50 workers need at least as many shards"),
         ({"num_envs": 7, "num_shards": 2}, "cannot be divided into 2 shards"),
-        ({"address": "auto"}, "--address is of a Ray cluster"),
+        ({"address": "auto"}, "--address names a Ray cluster"),
         ({"engine": "proces"}, "Did you mean 'process'"),
         ({"iterations": 0}, "iterations must be a whole number from 1"),
         ({"stop_seconds": -1.0}, "stop_seconds must be a number above 0"),
-        ({"vector": "fast"}, "unknown way to step environments 'fast'"),
-        ({"vector": "native", "env": "Acrobot-v1"}, "Acrobot-v1 has no vector of its own"),
+        ({"vector": "fast"}, "unknown vector mode 'fast'"),
+        ({"vector": "native", "env": "Acrobot-v1"}, "Acrobot-v1 has no native vector environment"),
     ],
 )
-def test_bad_settings_are_told(settings: dict[str, Any], text: str) -> None:
+def test_invalid_settings_are_errors(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         train("reinforce", **settings)
     assert not Path("runs").exists()
 
 
-def test_an_algorithm_for_choices_refuses_continuous_actions() -> None:
-    found = find_algorithm("reinforce")
-    discrete = dataclasses.replace(found, name="choices", actions=("discrete",))
-    with pytest.raises(ConfigError, match=r"choices is for discrete actions, and Pendulum-v1 has Box.*Use.*reinforce"):
-        Training(discrete, found.settings(env="Pendulum-v1"))
+def test_an_algorithm_for_discrete_actions_refuses_continuous_ones() -> None:
+    reinforce = find_algorithm("reinforce")
+    discrete = dataclasses.replace(reinforce, name="discrete-only", actions=("discrete",))
+    with pytest.raises(
+        ConfigError, match=r"discrete-only is for discrete actions, and Pendulum-v1 has Box.*Use.*reinforce"
+    ):
+        Training(discrete, reinforce.settings(env="Pendulum-v1"))
 
 
-def test_an_unknown_algorithm_is_told() -> None:
+def test_an_unknown_algorithm_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"unknown algorithm 'reinforc'. Did you mean 'reinforce'"):
         train("reinforc")

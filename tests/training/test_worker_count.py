@@ -1,4 +1,4 @@
-"""How many workers an environment is worth."""
+"""Choosing the number of workers, and measuring the cost of an environment step."""
 
 import time
 from types import SimpleNamespace
@@ -18,12 +18,12 @@ from raceway.training.worker_count import StepCost, choose_workers, measure_step
 WAITING, COMPUTING = 0.0, 1.0
 
 
-def cost(wall: float, busy: float) -> StepCost:
-    return StepCost(wall=wall, cpu=wall * busy)
+def step_cost(wall: float, cpu_share: float) -> StepCost:
+    return StepCost(wall=wall, cpu=wall * cpu_share)
 
 
 @pytest.mark.parametrize(
-    ("wall", "busy", "cores", "shards", "wanted", "why"),
+    ("wall", "cpu_share", "cores", "shards", "expected", "reason"),
     [
         (0.0, COMPUTING, 8, 10, 0, "takes 0 s, and starting workers would take longer than they save"),
         (24e-6, COMPUTING, 8, 10, 0, "takes 24 µs, and starting workers would take longer than they save"),
@@ -31,7 +31,7 @@ def cost(wall: float, busy: float) -> StepCost:
         (1e-3, COMPUTING, 1, 10, 0, "takes 1 ms of computing, and there is one core"),
         (1e-3, COMPUTING, 64, 10, 10, "takes 1 ms of computing, so one for each of 10 shards"),
         (1e-3, COMPUTING, 10, 10, 10, "takes 1 ms of computing, so one for each of 10 cores"),
-        # Seven would need two rounds as five do, with some of them idle in the second.
+        # Seven workers would need two rounds, as five do, with some idle in the second.
         (1e-3, COMPUTING, 7, 10, 5, "takes 1 ms of computing, so as many as 7 cores can feed and 10 shards keep busy"),
         (5e-2, COMPUTING, 2, 10, 2, "takes 50 ms of computing, so one for each of 2 cores"),
         (5e-2, COMPUTING, 1, 10, 0, "takes 50 ms of computing, and there is one core"),
@@ -45,34 +45,36 @@ def cost(wall: float, busy: float) -> StepCost:
         (1e-3, 2.0, 4, 10, 2, "takes 1 ms of computing, so as many as 4 cores can feed and 10 shards keep busy"),
     ],
 )
-def test_how_many_and_why(wall: float, busy: float, cores: int, shards: int, wanted: int, why: str) -> None:
-    number, reason = choose_workers(cost(wall, busy), cores, shards)
-    assert number == wanted
-    workers = f"{wanted} workers" if wanted else "no workers"
-    assert reason == f"{workers}: a step of the environment {why}"
+def test_the_number_of_workers_and_the_reason(
+    wall: float, cpu_share: float, cores: int, shards: int, expected: int, reason: str
+) -> None:
+    num_workers, text = choose_workers(step_cost(wall, cpu_share), cores, shards)
+    assert num_workers == expected
+    workers = f"{expected} workers" if expected else "no workers"
+    assert text == f"{workers}: an environment step {reason}"
 
 
 @given(st.floats(0, 1), st.floats(0, 8), st.integers(1, 200), st.integers(1, 100))
-def test_there_is_never_one_worker_or_more_than_shards(wall: float, busy: float, cores: int, shards: int) -> None:
-    number, reason = choose_workers(cost(wall, busy), cores, shards)
-    assert number != 1
-    assert 0 <= number <= shards
-    assert reason.startswith(f"{number} workers: " if number else "no workers: ")
+def test_there_is_never_one_worker_nor_more_than_shards(wall: float, cpu_share: float, cores: int, shards: int) -> None:
+    num_workers, reason = choose_workers(step_cost(wall, cpu_share), cores, shards)
+    assert num_workers != 1
+    assert 0 <= num_workers <= shards
+    assert reason.startswith(f"{num_workers} workers: " if num_workers else "no workers: ")
 
 
 @given(st.floats(1e-4, 1), st.integers(1, 100), st.integers(1, 100))
-def test_workers_that_compute_are_no_more_than_cores(wall: float, cores: int, shards: int) -> None:
-    number, _ = choose_workers(cost(wall, COMPUTING), cores, shards)
-    assert number <= cores
-    used = max(number, 1)
-    # No fewer rounds are possible, and no fewer workers would do with as many.
-    rounds = -(-shards // used)
+def test_there_are_no_more_computing_workers_than_cores(wall: float, cores: int, shards: int) -> None:
+    num_workers, _ = choose_workers(step_cost(wall, COMPUTING), cores, shards)
+    assert num_workers <= cores
+    num_workers = max(num_workers, 1)
+    # Fewer rounds are impossible, and fewer workers would need more rounds.
+    rounds = -(-shards // num_workers)
     assert rounds == -(-shards // min(cores, shards))
-    assert used == 1 or -(-shards // (used - 1)) > rounds
+    assert num_workers == 1 or -(-shards // (num_workers - 1)) > rounds
 
 
 class Clock:
-    """Stands in for the module `time` in what is tested: seconds pass when an environment says so."""
+    """Replaces the module `time`: only environments advance it."""
 
     def __init__(self) -> None:
         self.wall = self.cpu = 0.0
@@ -84,8 +86,8 @@ class Clock:
         return self.cpu
 
 
-class Taking(gym.Env[Any, Any]):
-    """Takes so long for a step, which is the clock's time; the first step and every reset take much longer."""
+class TimedEnv(gym.Env[Any, Any]):
+    """Advances the clock by a fixed time per step; the first step and every reset take much longer."""
 
     observation_space = spaces.Box(-1, 1, (1,))
     action_space = spaces.Discrete(2)
@@ -95,17 +97,17 @@ class Taking(gym.Env[Any, Any]):
         self.steps = self.resets = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        self.now, self.resets = 0, self.resets + 1
+        self.episode_step, self.resets = 0, self.resets + 1
         self.clock.wall += 100
         self.clock.cpu += 100
         return np.zeros(1, np.float32), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        assert self.now < self.length, "it was stepped after the end of an episode"
-        self.now, self.steps = self.now + 1, self.steps + 1
+        assert self.episode_step < self.length, "it was stepped after the end of an episode"
+        self.episode_step, self.steps = self.episode_step + 1, self.steps + 1
         self.clock.wall += self.wall if self.steps > 1 else 50
         self.clock.cpu += self.cpu if self.steps > 1 else 50
-        return np.zeros(1, np.float32), 0.0, self.now == self.length, False, {}
+        return np.zeros(1, np.float32), 0.0, self.episode_step == self.length, False, {}
 
 
 @pytest.mark.parametrize(
@@ -113,50 +115,54 @@ class Taking(gym.Env[Any, Any]):
     [(0.0, 0.0, 200), (0.001, 0.001, 200), (0.001, 0.0, 200), (0.05, 0.001, 5), (3.0, 3.0, 2)],
 )
 @pytest.mark.parametrize("length", [1, 3, 1000])
-def test_what_a_step_takes(monkeypatch: pytest.MonkeyPatch, wall: float, cpu: float, steps: int, length: int) -> None:
-    """By a clock that only the environment moves: resets and the first step do not count, and a slow one ends soon."""
-    clock, made = Clock(), []
+def test_the_cost_of_a_step_is_measured(
+    monkeypatch: pytest.MonkeyPatch, wall: float, cpu: float, steps: int, length: int
+) -> None:
+    """Resets and the first step do not count, and a slow environment is measured for few steps."""
+    clock, envs = Clock(), []
 
-    def make() -> Taking:
-        made.append(Taking(clock, wall, cpu, length))
-        return made[-1]
+    def make() -> TimedEnv:
+        envs.append(TimedEnv(clock, wall, cpu, length))
+        return envs[-1]
 
     monkeypatch.setattr(
         worker_count, "time", SimpleNamespace(perf_counter=clock.perf_counter, process_time=clock.process_time)
     )
     settings = EnvSettings(make)
-    found = measure_step(settings, make_slots(settings, 4), 4)
-    assert found.wall == pytest.approx(wall)
-    assert found.cpu == pytest.approx(cpu)
-    assert len(made) == 4 + 1  # one is enough where each is stepped by itself
-    assert made[-1].steps in (steps + 1, steps + 2)
+    cost = measure_step(settings, make_slots(settings, 4), 4)
+    assert cost.wall == pytest.approx(wall)
+    assert cost.cpu == pytest.approx(cpu)
+    assert len(envs) == 4 + 1  # one is enough where each is stepped separately
+    assert envs[-1].steps in (steps + 1, steps + 2)
 
 
-@pytest.mark.parametrize(("env", "wanted"), [("cartpole", 200), ("acrobot", 1)])
-def test_a_vector_is_measured_as_wide_as_it_will_be(monkeypatch: pytest.MonkeyPatch, env: str, wanted: int) -> None:
-    made = []
+@pytest.mark.parametrize(("env", "expected"), [("cartpole", 200), ("acrobot", 1)])
+def test_a_native_vector_is_measured_at_its_full_width(
+    monkeypatch: pytest.MonkeyPatch, env: str, expected: int
+) -> None:
+    widths = []
     like = make_slots(EnvSettings(env), 1)
-    monkeypatch.setattr(worker_count, "make_slots", lambda settings, num: made.append(num) or make_slots(settings, num))
-    found = measure_step(EnvSettings(env), like, 200)
-    assert made == [wanted]
-    assert 0 < found.wall < 0.01  # of one of them
+    monkeypatch.setattr(worker_count, "make_slots", lambda env, num: widths.append(num) or make_slots(env, num))
+    cost = measure_step(EnvSettings(env), like, 200)
+    assert widths == [expected]
+    assert 0 < cost.wall < 0.01  # per environment
 
 
-def test_waiting_by_the_real_clock() -> None:
-    class Sleeping(Taking):
+def test_waiting_is_measured_with_the_real_clock() -> None:
+    class Sleeping(TimedEnv):
         def step(self, action: Any) -> Any:
             time.sleep(0.02)
             return super().step(action)
 
     settings = EnvSettings(lambda: Sleeping(Clock(), 0, 0, 5))
-    found = measure_step(settings, make_slots(settings, 1), 1)
-    assert 0.02 <= found.wall < 2
-    assert found.cpu < found.wall / 2
-    assert choose_workers(found, cores=1, num_shards=4)[0] == 4
+    cost = measure_step(settings, make_slots(settings, 1), 1)
+    assert 0.02 <= cost.wall < 2
+    assert cost.cpu < cost.wall / 2
+    assert choose_workers(cost, cores=1, num_shards=4)[0] == 4
 
 
-def test_computing_by_the_real_clock() -> None:
-    class Computing(Taking):
+def test_computing_is_measured_with_the_real_clock() -> None:
+    class Computing(TimedEnv):
         def step(self, action: Any) -> Any:
             until = time.process_time() + 0.001
             while time.process_time() < until:
@@ -164,15 +170,15 @@ def test_computing_by_the_real_clock() -> None:
             return super().step(action)
 
     settings = EnvSettings(lambda: Computing(Clock(), 0, 0, 5))
-    found = measure_step(settings, make_slots(settings, 1), 1)
-    assert 0.001 <= found.cpu < 0.1
-    assert found.wall > 0.0005
+    cost = measure_step(settings, make_slots(settings, 1), 1)
+    assert 0.001 <= cost.cpu < 0.1
+    assert cost.wall > 0.0005
 
 
-def test_measuring_closes_what_it_made() -> None:
+def test_measuring_closes_its_environments() -> None:
     closed = []
 
-    class Closing(Taking):
+    class Closing(TimedEnv):
         def close(self) -> None:
             closed.append(self)
 

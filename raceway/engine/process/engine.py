@@ -1,8 +1,8 @@
 """The process engine: actors in worker processes on this machine.
 
-Small frames go over one socket pair a worker; arrays go through shared memory and are not copied on the reading side.
-The parts: `_starter` and `_launcher` start workers, `_worker` is what runs in them, `_link` and `_wire` carry the
-frames, `_arena` is the shared memory, `_reactor` the loop that waits.
+Every worker has a socket for small frames (`connection`, `frames`); arrays go through shared memory (`shared_memory`)
+and are not copied by the reader. `worker_processes` starts and ends the workers, by way of a `launcher` that forks
+them; `worker` is what runs in them.
 """
 
 from __future__ import annotations
@@ -11,59 +11,30 @@ import atexit
 import contextlib
 import os
 import resource
-import signal
 import struct
 import sys
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-import numpy as np
-
 from raceway.engine import _codec
-from raceway.engine._calls import describe_error, revive_error
+from raceway.engine._calls import decode_error, encode_error
 from raceway.engine._codec import Payload
 from raceway.engine._core import CoreActor, EngineCore
 from raceway.engine._handles import Handle
 from raceway.engine._reactor import Reactor
-from raceway.engine._shared_memory import NUM_ROWS, Arena, ArenaView, Control, anonymous_file
-from raceway.engine.base import Message, Ref, Resources
+from raceway.engine.base import Actor, Message, Ref, Resources
 from raceway.engine.process import frames
-from raceway.engine.process.launcher_client import Starter, gpu_environment, gpus
-from raceway.engine.process.link import Corked, Frame, Link
-from raceway.engine.process.output import Output
-from raceway.errors import (
-    ActorDied,
-    ActorStartError,
-    ConfigError,
-    ObjectFreed,
-    ResourceError,
-    SharedMemoryError,
-)
-
-_MOST_WORKERS = NUM_ROWS // 2 - 1
-_GRACE_SECONDS = 2.0  # for idle workers to leave by themselves on close
-
-
-class ProcessActor(CoreActor):
-    """An actor in a worker process, and the driver's end of everything it shares with it."""
-
-    place = -1
-    """Which rows of the control file are its own; -1 while it has no process."""
-    link: Link
-    view: ArenaView
-    """The worker's arena."""
-    releases: np.ndarray[Any, Any]
-    """The row in which the worker releases slots of the driver's arena."""
-    output: Output
-    pidfd: int | None = None
-
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
-        self.known: set[int] = set()
-        """Stored values that the worker has."""
+from raceway.engine.process.actor import ProcessActor
+from raceway.engine.process.connection import SendBatch, WorkerConnection
+from raceway.engine.process.gpus import gpu_environment, visible_gpus
+from raceway.engine.process.worker_processes import WorkerProcesses
+from raceway.engine.shared_memory.arena import Arena
+from raceway.engine.shared_memory.arena_reader import ArenaReader
+from raceway.engine.shared_memory.control_file import ControlFile
+from raceway.errors import ActorStartError, ConfigError, ObjectFreed, ResourceError, SharedMemoryError
 
 
 class ProcessEngine(EngineCore):
@@ -71,10 +42,10 @@ class ProcessEngine(EngineCore):
 
     Args:
         shared_memory: bytes of shared memory that messages and stored values may take together; half of the machine's
-            memory by default. It is taken as needed, not at once.
-        preload: modules that the launcher imports once, so that workers have them at once (``["torch"]``).
+            memory by default. It is allocated as needed, not in advance.
+        preload: modules that the launcher imports once, so that workers need not import them (``["torch"]``).
         clock: the source of time for deadlines and back-off.
-        portable: use only what every POSIX system has. For trying on Linux what runs on macOS.
+        portable: use only what every POSIX system has, to test on Linux what runs on macOS.
     """
 
     name = "process"
@@ -93,362 +64,261 @@ class ProcessEngine(EngineCore):
         budget = total // 2 if shared_memory is None else shared_memory
         if not isinstance(budget, int) or budget < 1 << 20:
             raise ConfigError(f"shared_memory must be a number of bytes, at least 1 MiB, not {shared_memory!r}")
-        _allow_many_files()
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        super().__init__(Reactor(clock), cores)
+        _raise_open_files_limit()
+        num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        super().__init__(Reactor(clock), num_cores)
         self._budget = budget
-        self._preload = list(preload)
         self._portable = portable
-        self._control = Control()
+        self._control = ControlFile()
         self._arena = Arena(self._control, 0, budget)
-        self._places = deque(range(_MOST_WORKERS))
-        self._workers: dict[int, ProcessActor] = {}
-        self._leaving: set[int] = set()  # places of workers that were told to end and have not yet
-        self._outputs: set[Output] = set()
-        self._corked = Corked()
-        self._holders: dict[int, set[ProcessActor]] = {}  # workers that have a stored value
-        self._life, self._life_held = os.pipe()
-        self._start_launcher()
-        self.reactor.crowded = self._crowded
-        _engines.add(self)
+        self._batch = SendBatch()
+        self._value_holders: dict[int, set[ProcessActor]] = {}  # by stored value, the actors whose workers hold it
+        self._processes = WorkerProcesses(
+            self.reactor, list(preload), portable, self._declare_dead, is_closed=lambda: self.closed
+        )
+        self._workers = self._processes.actors
+        self.reactor.cores_busy = self._cores_busy
+        _open_engines.add(self)
 
-    def _crowded(self) -> bool:
+    def _cores_busy(self) -> bool:
         """Whether there is a busy worker for every core."""
-        free = self.capacity
+        num_free = self.capacity
         for actor in self._workers.values():
             if actor.calls:
-                free -= 1
-                if free <= 0:
+                num_free -= 1
+                if num_free <= 0:
                     return True
         return False
 
-    # The launcher and what it tells.
-
-    def _start_launcher(self) -> None:
-        self._starter = Starter(
-            self.reactor,
-            self._life,
-            self._preload,
-            self._portable,
-            started=self._started,
-            ended=self._ended,
-            gone=self._launcher_gone,
-        )
-
-    def _started(self, place: int, pid: int, pidfd: int | None) -> None:
-        actor = self._workers.get(place)
-        if actor is not None and actor.pid is None:
-            actor.pid, actor.pidfd = pid, pidfd
-        elif pidfd is not None:  # it was told to end before it had begun
-            _kill(pidfd)
-            os.close(pidfd)
-
-    def _ended(self, place: int, code: int) -> None:
-        """Take in what a worker that has ended still said, then declare it dead."""
-        actor = self._workers.get(place)
-        if actor is not None:
-            actor.link.receive_all()
-            actor.output.drain()
-        if actor is not None and actor.error is None:
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
-            kind, when = (ActorDied, "") if actor.ready.done() else (ActorStartError, " before it was ready")
-            self._lost(actor, kind(f"{actor.name} (pid {actor.pid}) {how}{when}{actor.output.tail()}", actor.name))
-        self._leaving.discard(place)
-        self._places.append(place)
-        self.reactor.changed()
-
-    def _launcher_gone(self) -> None:
-        orphans = list(self._workers.values())
-        places = self._leaving | {actor.place for actor in orphans}
-        if not self.closed:
-            self._start_launcher()  # before the losses are told of: whoever hears may want a new worker at once
-        for actor in orphans:
-            if actor.pidfd is None and actor.pid is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(actor.pid, signal.SIGKILL)  # where they do not die with their parent by themselves
-            self._lost(actor, ActorDied(f"{actor.name} died with the launcher of its engine", actor.name))
-        self._leaving -= places
-        self._places.extend(places)
-        self.reactor.changed()
-
     # Starting and ending a worker.
 
-    def _check_resources(self, needs: Resources) -> None:
+    def check_resources(self, needs: Resources) -> None:
+        """Raise ResourceError if this machine can never provide these resources."""
         if needs.custom:
             raise ResourceError(
-                f"the process engine knows cpus and gpus, not {sorted(needs.custom)}. Custom resources need Ray."
+                f"the process engine has cpus and gpus, not {sorted(needs.custom)}. Custom resources need Ray."
             )
-        if needs.gpus > len(gpus()):
-            raise ResourceError(f"{needs.gpus:g} gpus were asked for, and this machine has {len(gpus())}")
+        num_gpus = len(visible_gpus())
+        if needs.gpus > num_gpus:
+            raise ResourceError(f"{needs.gpus:g} gpus were asked for, but this machine has {num_gpus}")
 
-    def _new_actor(self, *parts: Any) -> ProcessActor:
-        return ProcessActor(self, *parts)
+    def _new_actor(self, *args: Any) -> ProcessActor:
+        return ProcessActor(self, *args)
 
     def _launch(self, actor: CoreActor) -> None:
         assert isinstance(actor, ProcessActor)
-        if not self._places:
-            raise ResourceError(f"an engine has room for {_MOST_WORKERS} workers at once")
-        # What can fail comes before anything is opened.
+        index = self._processes.next_index()
+        # Steps that can fail come before anything is opened.
         surroundings = {"cwd": os.getcwd(), "path": [os.path.abspath(entry) for entry in sys.path], "argv": sys.argv}
-        factory = frames.Parcel(actor.factory, self._arena)
-        place = self._places.popleft()
+        factory = frames.PackedPayload(actor.factory, self._arena)
         try:
-            self._open_channels(actor, place)
+            actor.open_channels(index, self._control, self.reactor, self._portable, partial(self._connect, actor))
         except OSError as error:
-            self._places.appendleft(place)
             raise ResourceError(f"{actor.name} cannot be started: {error}. A worker takes five open files.") from error
-        actor.place = place
-        self._workers[place] = actor
-        self._start_process(actor, place, surroundings)
-        self._send(actor, frames.MAKE, 0, factory)
-        life = actor.incarnation
-        self.reactor.at(self.clock() + actor.start_timeout, lambda: self._late(actor, life))
-
-    def _open_channels(self, actor: ProcessActor, place: int) -> None:
-        """Make everything that the driver shares with a worker, or nothing."""
-        actor.releases = self._control.row(2 * place)
-        with contextlib.ExitStack() as undo:
-            actor.view = ArenaView(anonymous_file(0, self._portable), self._control.row(2 * place + 1))
-            undo.callback(actor.view.close)
-            actor.output = Output(self.reactor, actor.name)
-            undo.callback(actor.output.close)
-            undo.callback(os.close, actor.output.theirs)
-            actor.link = Link(
-                self.reactor,
-                frames.Inbox(actor.view, self._claim),
-                self._corked,
-                lambda frame: self._take(actor, frame),
-                lambda: self._kill_process(actor),  # the launcher would have told of its end: see that it comes
-            )
-            undo.pop_all()
-
-    def _start_process(self, actor: ProcessActor, place: int, surroundings: dict[str, Any]) -> None:
-        self._outputs = {output for output in self._outputs if output.fd >= 0} | {actor.output}
-        spec = {
-            "do": "start",
-            "worker": place,
+        request = {
             "uid": self.uid,
             "name": actor.name,
             "budget": self._budget,
             "threads": actor.threads,
-            "fresh": actor.threads != 1 or self._portable,
-            "portable": self._portable,
-            "hands_back": actor.hands_back,
-            "environ": dict(os.environ) | gpu_environment(actor.resources.gpus, place),
+            "new_interpreter": actor.threads != 1 or self._portable,
+            "returns_queued_calls": actor.returns_queued_calls,
+            "environ": dict(os.environ) | gpu_environment(actor.resources.gpus, index),
             **surroundings,
         }
-        theirs = actor.link.theirs
-        fds = [theirs.fileno(), actor.output.theirs, self._arena.fd, actor.view.fd, self._control.fd]
-        self._starter.tell(spec, fds)
-        theirs.close()
-        os.close(actor.output.theirs)
+        worker_fds = [actor.connection.worker_end.fileno(), actor.output.worker_fd]
+        self._processes.start(actor, request, [*worker_fds, self._arena.fd, actor.arena_reader.fd, self._control.fd])
+        self._send(actor, frames.CONSTRUCT, 0, factory)
+        incarnation = actor.incarnation
+        self.reactor.call_at(self.clock() + actor.start_timeout, lambda: self._check_started(actor, incarnation))
 
-    def _late(self, actor: ProcessActor, incarnation: int) -> None:
+    def _connect(self, actor: ProcessActor, arena_reader: ArenaReader) -> WorkerConnection:
+        return WorkerConnection(
+            self.reactor,
+            frames.FrameDecoder(arena_reader, self._make_handles),
+            self._batch,
+            on_frame=lambda frame: self._handle_frame(actor, frame),
+            # A worker that ends is reported by the launcher. One that only closed its socket must be killed.
+            on_disconnect=lambda: self._processes.kill(actor),
+        )
+
+    def _make_handles(self, ids: tuple[int, ...]) -> list[Handle]:
+        return [Handle(self.handles, id) for id in ids]
+
+    def _check_started(self, actor: ProcessActor, incarnation: int) -> None:
         if actor.incarnation == incarnation and not actor.ready.done():
             text = f"{actor.name} was not ready after {actor.start_timeout:g} s (start_timeout)"
-            self._lost(actor, ActorStartError(text + actor.output.tail(), actor.name))
+            self._declare_dead(actor, ActorStartError(text + actor.output.tail(), actor.name))
 
     def _end(self, actor: CoreActor) -> None:
-        """Let go of a worker; kill its process, unless it is idle and the engine closes: then it leaves by itself."""
+        """Kill a worker, unless it is idle and the engine is being closed: then it exits by itself."""
         assert isinstance(actor, ProcessActor)
-        place = actor.place
-        if self._workers.get(place) is not actor:
+        if self._workers.get(actor.index) is not actor:
             return  # it could not be started
-        del self._workers[place]
-        self._leaving.add(place)
-        if not (self.closed and actor.ready.done() and not actor.calls):
-            self._kill_process(actor)
-        actor.link.close()
-        actor.view.close()
-        self._control.used[1 + place] = 0
-        self._arena.forget_reader(actor.releases)
-        actor.releases = np.empty(0, np.uint16)  # a row kept here would keep the control file open
-        for id in actor.known:
-            self._holders.get(id, set()).discard(actor)  # Ctrl-C may have come between the two
-        actor.known.clear()
-        if actor.pidfd is not None:
-            os.close(actor.pidfd)
-        actor.pidfd = actor.pid = None
-        actor.place = -1
-
-    def _kill_process(self, actor: ProcessActor) -> None:
-        if actor.pidfd is not None:
-            _kill(actor.pidfd)
-        else:
-            self._starter.tell({"do": "kill", "worker": actor.place})
+        exits_by_itself = self.closed and actor.ready.done() and not actor.calls
+        self._processes.remove(actor, kill=not exits_by_itself)
+        self._control.bytes_used[1 + actor.index] = 0
+        self._arena.remove_reader(actor.releases)
+        actor.close_channels()
+        for id in actor.held_values:
+            self._value_holders.get(id, set()).discard(actor)  # no entry if Ctrl-C interrupted `_discard`
+        actor.held_values.clear()
+        actor.forget_process()
 
     # Frames to a worker.
 
-    def _seal(self, message: Message) -> None:
+    def _detach_arguments(self, message: Message) -> None:
         with self.lock:
-            self._handles.sweep()
-            message.wire = frames.Parcel(message.payload, self._arena)
+            self.handles.sweep()
+            message.wire = frames.PackedPayload(message.payload, self._arena)
         message.payload = frames.EMPTY
 
     def _transmit(self, actor: CoreActor, id: int, message: Message) -> None:
         assert isinstance(actor, ProcessActor)
         for ref in message.refs:
-            self._supply(actor, ref.id)
+            self._send_stored(actor, ref.id)
         self._send(actor, frames.CALL, id, message.wire)
 
-    def supply(self, actor: CoreActor, refs: Sequence[Ref]) -> None:
-        """Send an actor stored values that it is about to read."""
+    def prefetch(self, actor: Actor, refs: Sequence[Ref]) -> None:
+        """Send an actor stored values that it is about to read. Called with the lock."""
         assert isinstance(actor, ProcessActor)
         for ref in refs:
-            self._supply(actor, ref.id)
+            self._send_stored(actor, ref.id)
 
-    def _supply(self, actor: ProcessActor, id: int) -> None:
-        """Make sure that the worker has a stored value."""
-        if id not in actor.known:
+    def _send_stored(self, actor: ProcessActor, id: int) -> None:
+        """Send a stored value to a worker that does not hold it yet."""
+        if id not in actor.held_values:
             stored = self._stored.get(id)
             if stored is None:
                 raise ObjectFreed(f"reference {id} is not stored here any more")
-            actor.known.add(id)
-            self._holders.setdefault(id, set()).add(actor)
-            self._send(actor, frames.OBJECT, id, stored.keep)
+            actor.held_values.add(id)
+            self._value_holders.setdefault(id, set()).add(actor)
+            self._send(actor, frames.STORED_VALUE, id, stored.keep)
 
-    def _send(self, actor: ProcessActor, kind: int, id: int, parcel: frames.Parcel) -> None:
-        if parcel.slot is not None:
-            parcel.slot.sent_to(actor.releases)
-        if parcel.handle_ids:
-            self._handles.sent(actor, parcel.handle_ids)
-        actor.link.send(parcel.frame(kind, id))
+    def _send(self, actor: ProcessActor, kind: int, id: int, packed: frames.PackedPayload) -> None:
+        if packed.block is not None:
+            packed.block.expect_release(actor.releases)
+        if packed.handle_ids:
+            self.handles.count_sent(actor, packed.handle_ids)
+        actor.connection.send(packed.frame(kind, id))
 
     # Frames from a worker.
 
-    def _claim(self, ids: tuple[int, ...]) -> list[Handle]:
-        return [Handle(self._handles, id) for id in ids]
-
-    def _take(self, actor: ProcessActor, frame: Frame) -> None:
+    def _handle_frame(self, actor: ProcessActor, frame: frames.Frame) -> None:
         kind, id, extra, payload = frame
-        if kind == frames.RESULT or kind == frames.FAILURE:
+        if kind == frames.RESULT or kind == frames.CALL_FAILED:
             actor.last_micros = extra
-            self.finished(actor, id, payload, kind == frames.FAILURE)
+            self.finished(actor, id, payload, kind == frames.CALL_FAILED)
         elif kind == frames.READY:
-            actor.ready.fulfil(True)
-        elif kind == frames.UNREADY:
-            cause = revive_error(payload)
+            actor.ready.set_result(True)
+        elif kind == frames.START_FAILED:
+            cause = decode_error(payload)
             error = ActorStartError(f"{actor.name} could not start: {type(cause).__name__}: {cause}", actor.name)
             error.__cause__ = cause
-            self._lost(actor, error)
-        elif kind == frames.RELEASE:
+            self._declare_dead(actor, error)
+        elif kind == frames.RELEASE_HANDLES:
             numbers = iter(struct.unpack(f"<{len(payload.body) // 8}Q", payload.body))
-            for handle, arrivals in zip(numbers, numbers, strict=True):
-                self._handles.released(actor, handle, arrivals)
-        elif kind == frames.GIVEN_BACK:
+            for handle_id, arrivals in zip(numbers, numbers, strict=True):
+                self.handles.count_released(actor, handle_id, arrivals)
+        elif kind == frames.RETURN_CALLS:
             ids = struct.unpack(f"<{len(payload.body) // 8}Q", payload.body)
             calls = [actor.calls.pop(id) for id in ids if id in actor.calls]
-            if actor.on_lost is not None:
-                actor.on_lost(actor, calls)
+            if actor.on_calls_returned is not None:
+                actor.on_calls_returned(actor, calls)
         elif kind == frames.REQUEST:
-            self._requested(actor, id, payload)
+            self._handle_request(actor, id, payload)
         elif kind == frames.PUT:
-            self._answer(actor, actor.incarnation, id, lambda: self.store(payload))
+            self._reply_with(actor, actor.incarnation, id, lambda: self.store(payload))
 
-    def _requested(self, actor: ProcessActor, id: int, payload: Payload) -> None:
-        life = actor.incarnation
+    def _handle_request(self, actor: ProcessActor, id: int, payload: Payload) -> None:
+        incarnation = actor.incarnation
         try:
             request = self.decode(payload)
         except Exception as error:
-            self._reply(actor, life, id, describe_error(error, actor.name, "request"), True)
+            self._reply(actor, incarnation, id, encode_error(error, actor.name, "request"), True)
             return
         if request[0] == "fetch":
-            self._answer(actor, life, id, lambda: self._supply(actor, request[1]))
+            self._reply_with(actor, incarnation, id, lambda: self._send_stored(actor, request[1]))
         else:
-            self.answer(actor, request, lambda answer, failed: self._reply(actor, life, id, answer, failed))
+            self.answer(actor, request, lambda reply, failed: self._reply(actor, incarnation, id, reply, failed))
 
-    def _answer(self, actor: ProcessActor, life: int, id: int, work: Callable[[], Any]) -> None:
-        """Answer a request with what `work` returns or raises."""
+    def _reply_with(self, actor: ProcessActor, incarnation: int, id: int, work: Callable[[], Any]) -> None:
+        """Reply to a request with what `work` returns or raises."""
         try:
-            answer, failed = _codec.encode(work()), False
+            reply, failed = _codec.encode(work()), False
         except Exception as error:
-            answer, failed = describe_error(error, actor.name, "request"), True
-        self._reply(actor, life, id, answer, failed)
+            reply, failed = encode_error(error, actor.name, "request"), True
+        self._reply(actor, incarnation, id, reply, failed)
 
-    def _reply(self, actor: ProcessActor, life: int, id: int, answer: Payload, failed: bool) -> None:
-        if actor.error is None and actor.incarnation == life:
-            kind = frames.REFUSAL if failed else frames.ANSWER
+    def _reply(self, actor: ProcessActor, incarnation: int, id: int, reply: Payload, failed: bool) -> None:
+        """Send a reply, unless the actor that made the request has died since."""
+        if actor.error is None and actor.incarnation == incarnation:
+            kind = frames.REPLY_ERROR if failed else frames.REPLY
             try:
-                parcel = frames.Parcel(answer, self._arena)
-            except SharedMemoryError as error:  # its text always fits
-                kind = frames.REFUSAL
-                parcel = frames.Parcel(describe_error(error, actor.name, "request"), self._arena)
-            self._send(actor, kind, id, parcel)
+                packed = frames.PackedPayload(reply, self._arena)
+            except SharedMemoryError as error:  # which is small enough for any frame
+                kind = frames.REPLY_ERROR
+                packed = frames.PackedPayload(encode_error(error, actor.name, "request"), self._arena)
+            self._send(actor, kind, id, packed)
 
-    def _drained(self, actor: CoreActor, id: int) -> bool:
+    def _reply_arrived(self, actor: CoreActor, id: int) -> bool:
         assert isinstance(actor, ProcessActor)
-        actor.link.receive_all()
+        actor.connection.receive_all()
         return id not in actor.calls
 
     # Stored values.
 
-    def _kept(self, payload: Payload) -> Payload:
-        """Write the value into the driver's arena once; the driver itself reads it there too."""
-        parcel = frames.Parcel(payload, self._arena)
-        kept = Payload(bytes(payload.body), [], payload.handles, parcel)  # a large body may lie in a worker's arena
-        if parcel.slot is not None:
+    def _to_stored(self, payload: Payload) -> Payload:
+        """Write the value into the driver's arena once, where the driver itself reads it too."""
+        packed = frames.PackedPayload(payload, self._arena)
+        stored = Payload(bytes(payload.body), [], payload.handles, packed)  # a large body may be in a worker's arena
+        if packed.block is not None:
             lengths = [memoryview(buffer).nbytes for buffer in payload.buffers]
-            kept.buffers = self._arena.read(parcel.slot, lengths)
-        return kept
+            stored.buffers = self._arena.read(packed.block, lengths)
+        return stored
 
     def _discard(self, id: int) -> None:
         super()._discard(id)
-        holders = self._holders.pop(id, ())
+        holders = self._value_holders.pop(id, ())
         for actor in holders:
-            actor.known.discard(id)
+            actor.held_values.discard(id)
         for actor in holders:
-            actor.link.send(frames.bare_frame(frames.DROP, id))
+            actor.connection.send(frames.bare_frame(frames.DROP_VALUE, id))
 
-    # The end.
+    # Closing.
 
     def _close(self) -> None:
-        self.reactor.wait(lambda: not self._leaving, timeout=_GRACE_SECONDS)
-        with self.lock:
-            self._starter.close()  # whoever is left dies with it
-            for output in self._outputs:
-                output.drain()
-                output.close()
-        os.close(self._life)
-        os.close(self._life_held)
+        self._processes.close()
         self._arena.close()
         self._control.close()
-        _engines.discard(self)
+        _open_engines.discard(self)
 
     def after_fork_in_child(self) -> None:
-        """Let go: a forked copy of the driver must not keep the workers alive by holding their pipes open."""
-        self.closed = True  # here, so that `close` leaves the parent's engine alone
-        links = [actor.link.fileno() for actor in self._workers.values()]
-        for fd in (self._life_held, self._starter.fileno(), *links):
-            with contextlib.suppress(OSError):
-                os.close(fd)
+        """Detach a forked copy of the driver: workers must not live on because it holds their pipes open."""
+        self.closed = True  # so that `close` in the child leaves the parent's engine alone
+        self._processes.close_in_forked_child()
 
 
-def _allow_many_files() -> None:
-    """Raise the limit of open files as far as it goes: a worker takes five, and 1,024 is a usual limit."""
+def _raise_open_files_limit() -> None:
+    """Raise the limit of open files as far as allowed: a worker takes five, and a usual limit is 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
-        most = 1 << 16 if hard == resource.RLIM_INFINITY else hard
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+        limit = 1 << 16 if hard == resource.RLIM_INFINITY else hard
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
 
 
-def _kill(pidfd: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+_open_engines: weakref.WeakSet[ProcessEngine] = weakref.WeakSet()
 
 
-_engines: weakref.WeakSet[ProcessEngine] = weakref.WeakSet()
-
-
-def _close_all() -> None:
-    for engine in list(_engines):
+def _close_at_exit() -> None:
+    for engine in list(_open_engines):
         engine.close()
 
 
-def _let_go_in_child() -> None:
-    for engine in list(_engines):
+def _detach_in_forked_child() -> None:
+    for engine in list(_open_engines):
         engine.after_fork_in_child()
-    _engines.clear()
+    _open_engines.clear()
 
 
-atexit.register(_close_all)
-os.register_at_fork(after_in_child=_let_go_in_child)
+atexit.register(_close_at_exit)
+os.register_at_fork(after_in_child=_detach_in_forked_child)

@@ -1,12 +1,12 @@
 """The frames between a driver and its worker processes.
 
-    header 20 bytes: length of the rest, kind, flags, number of buffers, extra, id
-    if there are buffers: the slot (index, offset) that holds them, and their lengths
-    if it carries handles: their number and ids
-    the pickle, unless it was large: then it is the last buffer
+    header, 20 bytes: length of the rest, kind, flags, number of buffers, extra, id
+    if there are buffers: index and offset of the block of shared memory that holds them, and their lengths
+    if there are handles: their number and ids
+    the pickle, unless it is large: then it is the last buffer
 
-Frames are small whatever they carry, so reading one never waits long and a worker stopped in the middle of one costs
-the driver nothing.
+Frames are small whatever they carry, so reading one never takes long, and a worker that stops in the middle of one does
+not hold up the driver.
 """
 
 from __future__ import annotations
@@ -17,108 +17,123 @@ from typing import Any
 
 from raceway.engine._codec import Payload
 from raceway.engine._handles import Handle
-from raceway.engine._shared_memory import Arena, ArenaView, Pin, Slot
+from raceway.engine.shared_memory.arena import Arena, ArenaBlock, Pin
+from raceway.engine.shared_memory.arena_reader import ArenaReader
 
-# From the driver: make the actor; run this; keep this value; drop it; the answer to a request, or what it raised.
-MAKE, CALL, OBJECT, DROP, ANSWER, REFUSAL = range(1, 7)
-# From a worker: the constructor returned / failed; a call returned / failed; a request; handles let go; calls given
-# back; store this value.
-READY, UNREADY, RESULT, FAILURE, REQUEST, RELEASE, GIVEN_BACK, PUT = range(11, 19)
+# From the driver: construct the actor; run a call; keep a stored value; drop it; the reply to a request, or its error.
+CONSTRUCT, CALL, STORED_VALUE, DROP_VALUE, REPLY, REPLY_ERROR = range(1, 7)
+# From a worker: the constructor returned, or raised; a call returned, or raised; a request; handles were dropped; calls
+# that have not started are returned; store a value.
+READY, START_FAILED, RESULT, CALL_FAILED, REQUEST, RELEASE_HANDLES, RETURN_CALLS, PUT = range(11, 19)
 
-HEADER = struct.Struct("<IBBHIQ")
-_unpack = HEADER.unpack_from
-_SLOT = struct.Struct("<IQ")
-_HANDLES, _LARGE_BODY = 1, 2
-_MOST_BODY = 128 * 1024  # a larger pickle travels in the slot, so that frames stay small
+Frame = tuple[int, int, int, Payload]
+"""Kind, id, extra and payload."""
+
+_HEADER = struct.Struct("<IBBHIQ")
+_unpack_header = _HEADER.unpack_from
+_BLOCK = struct.Struct("<IQ")
+_HANDLES, _LARGE_BODY = 1, 2  # flags
+_MAX_BODY_BYTES = 128 * 1024  # a larger pickle goes to shared memory, so that frames stay small
 
 EMPTY = Payload(b"", [])
 
 
-class Parcel:
-    """A payload ready to be sent any number of times: what is large lies in a slot, which stays while this does."""
+class PackedPayload:
+    """A payload ready to be sent any number of times. Its large parts are in a block that stays as long as this does.
 
-    __slots__ = ("flags", "handle_ids", "keep", "num_buffers", "slot", "tail")
+    Attributes:
+        block: the block of shared memory, or None.
+        handle_ids: the ids of its handles, or None.
+    """
 
-    slot: Slot | None
+    __slots__ = ("_flags", "_keep", "_num_buffers", "_tail", "block", "handle_ids")
+
+    block: ArenaBlock | None
     handle_ids: list[int] | None
-    keep: Any
-    tail: bytes
+    _keep: Any
+    _tail: bytes
 
     def __init__(self, payload: Payload, arena: Arena) -> None:
         body, buffers = payload.body, payload.buffers
-        if not buffers and payload.handles is None and len(body) <= _MOST_BODY:
-            self.flags = self.num_buffers = 0
-            self.slot = self.handle_ids = self.keep = None
-            self.tail = bytes(body)
+        if not buffers and payload.handles is None and len(body) <= _MAX_BODY_BYTES:
+            self._flags = self._num_buffers = 0
+            self.block = self.handle_ids = self._keep = None
+            self._tail = bytes(body)
             return
-        self.flags = 0
-        self.slot = None
-        self.keep = payload.handles
+        self._flags = 0
+        self.block = None
+        self._keep = payload.handles
         self.handle_ids = [handle.id for handle in payload.handles] if payload.handles else None
-        if len(body) > _MOST_BODY:
+        if len(body) > _MAX_BODY_BYTES:
             buffers, body = [*buffers, body], b""
-            self.flags |= _LARGE_BODY
-        self.num_buffers = len(buffers)
+            self._flags |= _LARGE_BODY
+        self._num_buffers = len(buffers)
         tail = bytes(body)
         if self.handle_ids:
-            self.flags |= _HANDLES
+            self._flags |= _HANDLES
             tail = struct.pack(f"<H{len(self.handle_ids)}Q", len(self.handle_ids), *self.handle_ids) + tail
         if buffers:
-            self.slot, lengths = arena.write(buffers)
-            self.keep = (Pin(self.slot), payload.handles)
-            tail = _SLOT.pack(self.slot.index, self.slot.offset) + struct.pack(f"<{len(lengths)}Q", *lengths) + tail
-        self.tail = tail
+            self.block, lengths = arena.write(buffers)
+            self._keep = (Pin(self.block), payload.handles)
+            tail = _BLOCK.pack(self.block.index, self.block.offset) + struct.pack(f"<{len(lengths)}Q", *lengths) + tail
+        self._tail = tail
 
     def frame(self, kind: int, id: int, extra: int = 0) -> bytes:
-        return HEADER.pack(len(self.tail), kind, self.flags, self.num_buffers, extra, id) + self.tail
+        """Return a frame that carries the payload."""
+        return _HEADER.pack(len(self._tail), kind, self._flags, self._num_buffers, extra, id) + self._tail
 
 
 def bare_frame(kind: int, id: int, body: bytes = b"", extra: int = 0) -> bytes:
-    """Return a frame with nothing but a few bytes in it."""
-    return HEADER.pack(len(body), kind, 0, 0, extra, id) + body
+    """Return a frame that carries a few bytes instead of a payload."""
+    return _HEADER.pack(len(body), kind, 0, 0, extra, id) + body
 
 
-class Inbox:
-    """Cuts a stream of bytes into frames, and reads what lies in shared memory."""
+class FrameDecoder:
+    """Splits a stream of bytes into frames, and reads their buffers from shared memory.
 
-    def __init__(self, view: ArenaView, claim: Callable[[tuple[int, ...]], list[Handle]]) -> None:
-        self._view = view
-        self._claim = claim
-        self._rest = b""
+    Args:
+        reader: reads the sender's arena.
+        make_handles: counts and returns the handles of these ids.
+    """
 
-    def feed(self, data: bytes) -> list[tuple[int, int, int, Payload]]:
-        """Return (kind, id, extra, payload) of every frame that is complete now."""
-        if self._rest:
-            data = self._rest + data
-            self._rest = b""
+    def __init__(self, reader: ArenaReader, make_handles: Callable[[tuple[int, ...]], list[Handle]]) -> None:
+        self._reader = reader
+        self._make_handles = make_handles
+        self._incomplete = b""
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Add received bytes, and return every frame that is complete now."""
+        if self._incomplete:
+            data = self._incomplete + data
+            self._incomplete = b""
         frames = []
-        at, end = 0, len(data)
-        while end - at >= 20:
-            length, kind, flags, num_buffers, extra, id = _unpack(data, at)
-            start, stop = at + 20, at + 20 + length
+        position, end = 0, len(data)
+        while end - position >= 20:
+            length, kind, flags, num_buffers, extra, id = _unpack_header(data, position)
+            start, stop = position + 20, position + 20 + length
             if stop > end:
                 break
-            at = stop
+            position = stop
             tail = data[start:stop]
             frames.append(
-                (kind, id, extra, self._open(tail, flags, num_buffers) if num_buffers or flags else Payload(tail, []))
+                (kind, id, extra, self._unpack(tail, flags, num_buffers) if num_buffers or flags else Payload(tail, []))
             )
-        if at < end:
-            self._rest = data[at:]
+        if position < end:
+            self._incomplete = data[position:]
         return frames
 
-    def _open(self, tail: bytes, flags: int, num_buffers: int) -> Payload:
-        at = 0
+    def _unpack(self, tail: bytes, flags: int, num_buffers: int) -> Payload:
+        position = 0
         buffers: list[Any] = []
         handles = None
         if num_buffers:
-            index, offset = _SLOT.unpack_from(tail)
-            lengths = list(struct.unpack_from(f"<{num_buffers}Q", tail, _SLOT.size))
-            at = _SLOT.size + 8 * num_buffers
-            buffers = self._view.read(index, offset, lengths)
+            index, offset = _BLOCK.unpack_from(tail)
+            lengths = list(struct.unpack_from(f"<{num_buffers}Q", tail, _BLOCK.size))
+            position = _BLOCK.size + 8 * num_buffers
+            buffers = self._reader.read(index, offset, lengths)
         if flags & _HANDLES:
-            (count,) = struct.unpack_from("<H", tail, at)
-            handles = self._claim(struct.unpack_from(f"<{count}Q", tail, at + 2))
-            at += 2 + 8 * count
-        body: Any = buffers.pop() if flags & _LARGE_BODY else tail[at:]
+            (count,) = struct.unpack_from("<H", tail, position)
+            handles = self._make_handles(struct.unpack_from(f"<{count}Q", tail, position + 2))
+            position += 2 + 8 * count
+        body: Any = buffers.pop() if flags & _LARGE_BODY else tail[position:]
         return Payload(body, buffers, handles)

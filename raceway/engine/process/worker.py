@@ -1,7 +1,7 @@
-"""What runs in a worker process of the process engine: one actor, one socket, one thread.
+"""The worker process of the process engine: one actor, one socket, one thread.
 
-The loop reads frames, runs calls and sends results. While a call waits for an answer of the driver (a nested call), the
-same socket is read further, so that answers and new calls come in; other threads of the user's may wait too.
+The loop reads frames, runs calls and sends results. While a call waits for the driver's reply to a request (a nested
+call), it reads the same socket on, so that replies and new calls are received; other threads of the user may wait too.
 """
 
 from __future__ import annotations
@@ -21,57 +21,66 @@ from collections.abc import Callable
 from typing import Any
 
 from raceway.engine import _codec, driver_client
-from raceway.engine._calls import Home, describe_error, name_of, revive_error, run_call
+from raceway.engine._calls import ActorContext, decode_error, encode_error, method_name, run_call
 from raceway.engine._codec import Payload
-from raceway.engine._handles import AwayTable
-from raceway.engine._reactor import Spin
-from raceway.engine._shared_memory import Arena, ArenaView, Control
+from raceway.engine._handles import WorkerHandles
+from raceway.engine._reactor import SpinWait
 from raceway.engine.base import Ref
 from raceway.engine.malloc import keep_freed_memory
 from raceway.engine.process import frames
-from raceway.engine.process.output import LogLines
+from raceway.engine.process.output import WorkerLogHandler
+from raceway.engine.shared_memory.arena import Arena
+from raceway.engine.shared_memory.arena_reader import ArenaReader
+from raceway.engine.shared_memory.control_file import ControlFile
 from raceway.errors import EngineClosed
 
 
 class Worker:
-    """The life of one worker: `main` until the driver hangs up."""
+    """A worker: it runs `main` until the driver closes the socket.
+
+    Args:
+        spec: the driver's request to the launcher.
+        fds: the descriptors shared with the driver, by the names in `launcher.REQUEST_FDS`.
+    """
 
     def __init__(self, spec: dict[str, Any], fds: dict[str, int]) -> None:
         self.uid: str = spec["uid"]
         self.actor: str = spec["name"]
-        self._hands_back: bool = spec["hands_back"]
+        self._returns_queued_calls: bool = spec["returns_queued_calls"]
         self._socket = socket.socket(fileno=fds["socket"])
-        control = Control(fds["control"], spec["worker"])
+        control = ControlFile(fds["control"], spec["worker"])
         self._arena = Arena(control, 1 + spec["worker"], spec["budget"], fds["own_arena"])
-        self._driver_row = control.row(1)
-        self._handles = AwayTable(self.uid)
+        self._driver_releases = control.row(1)  # in which the driver releases blocks of this worker's arena
+        self._handles = WorkerHandles(self.uid)
         self._handles.read = self._fetch
-        self._inbox = frames.Inbox(ArenaView(fds["driver_arena"], control.row(0)), self._handles.arrived)
+        arena_reader = ArenaReader(fds["driver_arena"], control.row(0))
+        self._decoder = frames.FrameDecoder(arena_reader, self._handles.count_arrivals)
         self._calls: deque[tuple[int, Payload]] = deque()
-        self._objects: dict[int, Payload] = {}
-        self._answers: dict[int, tuple[int, Payload]] = {}
+        self._stored_values: dict[int, Payload] = {}
+        self._replies: dict[int, tuple[int, Payload]] = {}
         self._num_requests = 0
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._reading = False
-        self._followers = 0
-        self._spin = Spin()
-        self._parked = 0
+        self._reading = False  # a thread reads the socket,
+        self._num_followers = 0  # and this many wait for it
+        self._spin_wait = SpinWait()
+        self._num_waiting_for_calls = 0
         self._factory: Any = None
-        self._home = Home(None)
+        self._context = ActorContext(None)
 
     def main(self) -> None:
+        """Construct the actor's object, then run calls until the driver closes the socket."""
         driver_client.set_driver_client(self)
         self._read_until(lambda: self._factory)
         try:
-            make, args, kwargs = _codec.decode(self._factory)
+            factory, args, kwargs = _codec.decode(self._factory)
             self._factory = None
-            self._home.object = make(*args, **kwargs)
+            self._context.object = factory(*args, **kwargs)
         except BaseException as error:
-            self._send(frames.UNREADY, 0, describe_error(error, self.actor, "__init__"))
+            self._send(frames.START_FAILED, 0, encode_error(error, self.actor, "__init__"))
             return
         self._send(frames.READY, os.getpid(), frames.EMPTY)
-        del make, args, kwargs
+        del factory, args, kwargs
         calls = self._calls
         while True:
             if not calls:
@@ -79,40 +88,40 @@ class Worker:
             self._run()
 
     def _run(self) -> None:
-        """Run the next call and send its result, having let go of its arguments: the driver may want their memory."""
+        """Run the next call. Drop its arguments before sending the result: the driver may want their memory."""
         id, call = self._calls.popleft()
         had_handles = call.handles is not None
         start = time.perf_counter_ns()
-        kind, parcel = self._outcome(call)
+        kind, packed = self._execute(call)
         micros = min((time.perf_counter_ns() - start) // 1000, 0xFFFFFFFF)
         del call
-        self._send_parcel(kind, id, parcel, micros)
+        self._send_packed(kind, id, packed, micros)
         if had_handles or self._handles.dropped:
             self._send_releases()
 
-    def _outcome(self, call: Payload) -> tuple[int, frames.Parcel]:
+    def _execute(self, call: Payload) -> tuple[int, frames.PackedPayload]:
         decoded = None
         try:
             decoded = _codec.decode(call)
-            result = run_call(self._home, decoded, self._read_object)
-            return frames.RESULT, self._parcel(_codec.encode(result, "the result"))
+            result = run_call(self._context, decoded, self._read_stored)
+            return frames.RESULT, self._pack(_codec.encode(result, "the result"))
         except BaseException as error:
-            method = name_of(decoded[0]) if decoded is not None else "?"
-            return frames.FAILURE, self._parcel(describe_error(error, self.actor, method, skip=2))
+            method = method_name(decoded[0]) if decoded is not None else "?"
+            return frames.CALL_FAILED, self._pack(encode_error(error, self.actor, method, skip=2))
 
-    # Out.
+    # Sending.
 
-    def _parcel(self, payload: Payload) -> frames.Parcel:
-        with self._lock:  # the user's threads may send too
-            return frames.Parcel(payload, self._arena)
+    def _pack(self, payload: Payload) -> frames.PackedPayload:
+        with self._lock:  # threads of the user may send too
+            return frames.PackedPayload(payload, self._arena)
 
     def _send(self, kind: int, id: int, payload: Payload) -> None:
-        self._send_parcel(kind, id, self._parcel(payload))
+        self._send_packed(kind, id, self._pack(payload))
 
-    def _send_parcel(self, kind: int, id: int, parcel: frames.Parcel, extra: int = 0) -> None:
-        if parcel.slot is not None:
-            parcel.slot.sent_to(self._driver_row)
-        self._send_frame(parcel.frame(kind, id, extra))
+    def _send_packed(self, kind: int, id: int, packed: frames.PackedPayload, extra: int = 0) -> None:
+        if packed.block is not None:
+            packed.block.expect_release(self._driver_releases)
+        self._send_frame(packed.frame(kind, id, extra))
 
     def _send_frame(self, frame: bytes) -> None:
         try:
@@ -124,35 +133,36 @@ class Worker:
     def _send_releases(self) -> None:
         releases = self._handles.take_releases()
         if releases:
-            flat = [number for release in releases for number in release]
-            self._send_frame(frames.bare_frame(frames.RELEASE, 0, struct.pack(f"<{len(flat)}Q", *flat)))
+            numbers = [number for release in releases for number in release]
+            body = struct.pack(f"<{len(numbers)}Q", *numbers)
+            self._send_frame(frames.bare_frame(frames.RELEASE_HANDLES, 0, body))
 
-    # In.
+    # Receiving.
 
     def _read_until(self, ready: Callable[[], Any]) -> None:
-        """Read frames until `ready()`. Of several threads that wait, one reads for all."""
+        """Read frames until `ready()`. If several threads wait, one of them reads for all."""
         with self._lock:
             while not ready():
                 if self._reading:
-                    self._followers += 1
+                    self._num_followers += 1
                     self._changed.wait()
-                    self._followers -= 1
+                    self._num_followers -= 1
                     continue
                 self._reading = True
                 self._lock.release()
                 try:
-                    data = self._spin.wait(self._receive, -1)
+                    data = self._spin_wait.wait(self._receive, -1)
                 except OSError:
                     data = b""
                 finally:
                     self._lock.acquire()
                     self._reading = False
-                    if self._followers:
+                    if self._num_followers:
                         self._changed.notify_all()
                 if not data:
                     raise EngineClosed("the driver is gone")
-                for kind, id, _, payload in self._inbox.feed(data):
-                    self._take(kind, id, payload)
+                for kind, id, _, payload in self._decoder.feed(data):
+                    self._handle_frame(kind, id, payload)
 
     def _receive(self, timeout: float) -> bytes | None:
         if timeout:
@@ -162,63 +172,63 @@ class Worker:
         except BlockingIOError:
             return None
 
-    def _take(self, kind: int, id: int, payload: Payload) -> None:
+    def _handle_frame(self, kind: int, id: int, payload: Payload) -> None:
         if kind == frames.CALL:
-            if self._parked and self._hands_back:
-                self._give_back([id])
+            if self._num_waiting_for_calls and self._returns_queued_calls:
+                self._return_calls([id])
             else:
                 self._calls.append((id, payload))
-        elif kind == frames.MAKE:
+        elif kind == frames.CONSTRUCT:
             self._factory = payload
-        elif kind == frames.OBJECT:
-            self._objects[id] = payload
-        elif kind == frames.DROP:
-            self._objects.pop(id, None)
-            self._handles.value_gone(id)
+        elif kind == frames.STORED_VALUE:
+            self._stored_values[id] = payload
+        elif kind == frames.DROP_VALUE:
+            self._stored_values.pop(id, None)
+            self._handles.forget_value(id)
         else:
-            self._answers[id] = (kind, payload)
+            self._replies[id] = (kind, payload)
 
-    def _give_back(self, ids: list[int]) -> None:
-        self._send_frame(frames.bare_frame(frames.GIVEN_BACK, 0, struct.pack(f"<{len(ids)}Q", *ids)))
+    def _return_calls(self, ids: list[int]) -> None:
+        self._send_frame(frames.bare_frame(frames.RETURN_CALLS, 0, struct.pack(f"<{len(ids)}Q", *ids)))
 
-    # What calls running here can ask for.
+    # What calls can ask of the driver: see `driver_client.DriverClient`.
 
-    def _read_object(self, id: int) -> Any:
-        return _codec.decode(self._objects[id])
+    def _read_stored(self, id: int) -> Any:
+        return _codec.decode(self._stored_values[id])
 
     def _fetch(self, id: int) -> Any:
-        """Read a stored value by its reference."""
-        if id not in self._objects:
+        """Read a stored value by its id, after requesting it if it is not here."""
+        if id not in self._stored_values:
             self.request(("fetch", id))
-        return self._read_object(id)
+        return self._read_stored(id)
 
-    def request(self, value: Any, *, parks: bool = False) -> Any:
-        """Ask the driver and wait for its answer."""
-        return self._ask(frames.REQUEST, _codec.encode(value), parks)
+    def request(self, value: Any, *, waits_for_calls: bool = False) -> Any:
+        """Send the driver a request and wait for its reply."""
+        return self._request(frames.REQUEST, _codec.encode(value), waits_for_calls)
 
     def put(self, value: Any) -> Ref:
-        """Store a value with the driver, which does not look at it."""
-        return self._ask(frames.PUT, _codec.encode(value), False)  # type: ignore[no-any-return]
+        """Store a value with the driver, which does not decode it."""
+        return self._request(frames.PUT, _codec.encode(value), False)  # type: ignore[no-any-return]
 
-    def _ask(self, kind: int, payload: Payload, parks: bool) -> Any:
+    def _request(self, kind: int, payload: Payload, waits_for_calls: bool) -> Any:
         with self._lock:
             self._num_requests += 1
             id = self._num_requests
-            if parks:
-                self._parked += 1
-                if self._hands_back and self._calls:
-                    self._give_back([call for call, _ in self._calls])
+            if waits_for_calls:
+                self._num_waiting_for_calls += 1
+                if self._returns_queued_calls and self._calls:
+                    self._return_calls([call_id for call_id, _ in self._calls])
                     self._calls.clear()
             self._send(kind, id, payload)
         try:
-            self._read_until(lambda: id in self._answers)
+            self._read_until(lambda: id in self._replies)
         finally:
             with self._lock:
-                self._parked -= parks
-        kind, answer = self._answers.pop(id)
-        if kind == frames.REFUSAL:
-            raise revive_error(answer)
-        return _codec.decode(answer)
+                self._num_waiting_for_calls -= waits_for_calls
+        kind, reply = self._replies.pop(id)
+        if kind == frames.REPLY_ERROR:
+            raise decode_error(reply)
+        return _codec.decode(reply)
 
 
 _THREAD_VARIABLES = (
@@ -231,12 +241,12 @@ _THREAD_VARIABLES = (
 
 
 def thread_environment(threads: int) -> dict[str, str]:
-    """Return the variables that hold numpy, torch and their kin to so many threads, if set before they are imported."""
+    """Return the variables that limit the compute threads of numpy, torch and the like, if set before their import."""
     return dict.fromkeys(_THREAD_VARIABLES, str(threads))
 
 
 def run(spec: dict[str, Any], fds: dict[str, int]) -> None:
-    """Become a worker: take on the driver's surroundings, then serve until it hangs up. Does not return."""
+    """Turn this process into a worker with the driver's environment, and run it until it ends. Does not return."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ.clear()
@@ -249,20 +259,20 @@ def run(spec: dict[str, Any], fds: dict[str, int]) -> None:
     os.dup2(fds["output"], 1)
     os.dup2(fds["output"], 2)
     os.close(fds["output"])
-    # Not reconfigured but made anew: the launcher's may be files, which cannot be turned into pipes.
+    # New streams, not reconfigured ones: the launcher's may be files, and these are pipes.
     for fd, name in ((1, "stdout"), (2, "stderr")):
         stream = open(fd, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
-    logging.lastResort = LogLines()
+    logging.lastResort = WorkerLogHandler()
     import faulthandler
 
     faulthandler.enable()
     keep_freed_memory()
     if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()  # or every worker forked from here would draw the same numbers
+        sys.modules["numpy.random"].seed()  # or all workers forked from this process would sample the same numbers
     if spec["portable"]:
-        threading.Thread(target=_die_with_driver, args=(fds["life"],), daemon=True).start()
+        threading.Thread(target=_exit_with_driver, args=(fds["driver_alive"],), daemon=True).start()
     status = 0
     try:
         Worker(spec, fds).main()
@@ -274,9 +284,9 @@ def run(spec: dict[str, Any], fds: dict[str, int]) -> None:
     for output in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             output.flush()
-    os._exit(status)  # nothing of the launcher's that was inherited may run its clean-up here
+    os._exit(status)  # exit handlers inherited from the launcher must not run here
 
 
-def _die_with_driver(life: int) -> None:
-    select.select([life], [], [])
+def _exit_with_driver(driver_alive: int) -> None:
+    select.select([driver_alive], [], [])
     os._exit(1)

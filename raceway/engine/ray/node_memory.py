@@ -1,10 +1,11 @@
-"""Shared memory between the driver and actors that Ray runs on its own machine, for results and stored values.
+"""Shared memory between the driver and the actors that Ray runs on the driver's node, for results and stored values.
 
 A value in Ray's object store takes several messages between four processes: for a few hundred kilobytes, a twentieth of
-the time that it takes to play them. What lies in an arena instead takes none.
+the time that it takes to collect them. A value in an arena takes none.
 
-The files are the driver's, and have no names: an actor opens them through `/proc`, which works where both belong to the
-same user and see the same processes. Where it does not, and where the memory is used up, Ray's object store serves.
+The files are the driver's and have no names: an actor opens them through `/proc`, which works where both belong to the
+same user and see the same processes. Where it does not work, and where the memory is used up, values go through Ray's
+object store.
 """
 
 from __future__ import annotations
@@ -19,166 +20,175 @@ from typing import Any
 
 import numpy as np
 
-from raceway.engine._shared_memory import NUM_ROWS, Arena, ArenaView, Control, Pin, anonymous_file
+from raceway.engine.shared_memory.arena import Arena, Pin
+from raceway.engine.shared_memory.arena_reader import ArenaReader
+from raceway.engine.shared_memory.control_file import NUM_ROWS, ControlFile, anonymous_file
 from raceway.errors import SharedMemoryError
 
-_SHARE = 8  # of the memory, the part that may be used
-_PAUSE_SECONDS = 1.0  # without another try to find room; each one looks through everything
-Lent = tuple[int, ...]
-"""Where a value lies: index and offset of its slot, and the lengths of its buffers."""
+_MEMORY_FRACTION = 8  # use at most an eighth of the memory
+_PAUSE_SECONDS = 1.0  # without another attempt to find room; each one searches the whole arena
+Location = tuple[int, ...]
+"""Where a value lies in an arena: index and offset of its block, and the lengths of its buffers."""
+FileAddress = tuple[str, int, int]
+"""Path, device and inode by which another process finds an open file, and knows that it is the right one."""
 
 
 @dataclass(frozen=True)
-class Offer:
-    """What an actor must know to open its files."""
+class SharedMemoryOffer:
+    """What an actor must know to open the files that the driver shares with it."""
 
-    place: int
+    index: int
+    """Which rows of the control file belong to the actor."""
     budget: int
-    control: tuple[str, int, int]
-    drivers: tuple[str, int, int]
-    arena: tuple[str, int, int]
+    control: FileAddress
+    driver_arena: FileAddress
+    actor_arena: FileAddress
 
 
-class Lane:
-    """The driver's end of what it shares with one actor."""
+class DriverEnd:
+    """The driver's end of the memory that it shares with one actor."""
 
     accepted = False
     """Whether the actor could open the files."""
 
-    def __init__(self, offer: Offer, view: ArenaView, releases: np.ndarray[Any, Any]) -> None:
-        self.offer, self.view, self.releases = offer, view, releases
+    def __init__(self, offer: SharedMemoryOffer, reader: ArenaReader, releases: np.ndarray[Any, Any]) -> None:
+        self.offer = offer
+        self.reader = reader
+        self.releases = releases
+        """The row in which the actor releases blocks of the driver's arena."""
 
-    def read(self, lent: Lent) -> list[Any]:
-        """Return the buffers of a result. Their memory is used again when the last view of them is gone."""
-        return _read(self.view, lent)
+    def read(self, location: Location) -> list[Any]:
+        """Return the buffers of a result. Their memory is reused when the last view of them is gone."""
+        return _read(self.reader, location)
 
 
-class Shelf:
+class SharedValue:
     """A stored value in the driver's arena."""
 
     def __init__(self, arena: Arena, buffers: list[Any]) -> None:
         self._arena = arena
-        self._slot, self._lengths = arena.write(buffers)
-        self._pin = Pin(self._slot)
+        self._block, self._lengths = arena.write(buffers)
+        self._pin = Pin(self._block)
 
     def buffers(self) -> list[Any]:
-        """Return what it is made of, for the driver."""
-        return self._arena.read(self._slot, self._lengths)
+        """Return the buffers, for the driver."""
+        return self._arena.read(self._block, self._lengths)
 
-    def lend(self, lane: Lane) -> Lent:
-        """Return where an actor finds it, which is about to be told so."""
-        self._slot.sent_to(lane.releases)
-        return self._slot.index, self._slot.offset, *self._lengths
+    def location_for(self, end: DriverEnd) -> Location:
+        """Return the location to send to an actor, and expect the actor to release it."""
+        self._block.expect_release(end.releases)
+        return self._block.index, self._block.offset, *self._lengths
 
 
-class Nearby:
-    """The driver's side: one lane for each actor that is near, and what is stored for them."""
+class NodeMemory:
+    """The driver's side: an arena for stored values, and an end for each actor on its node."""
 
     def __init__(self) -> None:
-        self._control = Control()
-        self._places = deque(range(NUM_ROWS // 2 - 1))
-        self._lanes: set[Lane] = set()
-        self._budget = _memory() // _SHARE
+        self._control = ControlFile()
+        self._free_indices = deque(range(NUM_ROWS // 2 - 1))
+        self._ends: set[DriverEnd] = set()
+        self._budget = _memory_bytes() // _MEMORY_FRACTION
         self._arena = Arena(self._control, 0, self._budget)
-        self._pause = _Pause()
+        self._pause = _PauseWhenFull()
 
-    def open(self) -> Lane | None:
-        """Return a new lane, if there is room for one."""
-        if not self._places:
+    def connect(self) -> DriverEnd | None:
+        """Return the driver's end for a new actor, or None if there is no room for one."""
+        if not self._free_indices:
             return None
-        place = self._places.popleft()
+        index = self._free_indices.popleft()
         try:
             fd = anonymous_file(0)
         except OSError:  # too many open files
-            self._places.appendleft(place)
+            self._free_indices.appendleft(index)
             return None
-        offer = Offer(place, self._budget, *map(_address, (self._control.fd, self._arena.fd, fd)))
-        lane = Lane(offer, ArenaView(fd, self._control.row(2 * place + 1)), self._control.row(2 * place))
-        self._lanes.add(lane)
-        return lane
+        offer = SharedMemoryOffer(index, self._budget, *map(_address, (self._control.fd, self._arena.fd, fd)))
+        reader = ArenaReader(fd, self._control.row(2 * index + 1))
+        end = DriverEnd(offer, reader, self._control.row(2 * index))
+        self._ends.add(end)
+        return end
 
-    def keep(self, buffers: list[Any]) -> Shelf | None:
-        """Store a value where actors that are near can read it, if there are any, and room."""
-        if self._pause.on or not any(lane.accepted for lane in self._lanes):
+    def store(self, buffers: list[Any]) -> SharedValue | None:
+        """Store a value for the actors on this node; return None if there are none, or no room."""
+        if self._pause.active or not any(end.accepted for end in self._ends):
             return None
         with self._pause:
-            return Shelf(self._arena, buffers)
+            return SharedValue(self._arena, buffers)
         return None
 
-    def close(self, lane: Lane | None) -> None:
-        """Let go of the lane of an actor whose process is gone, if it had one. What was read from it stays good."""
-        if lane not in self._lanes:
+    def disconnect(self, end: DriverEnd | None) -> None:
+        """Release the end of an actor whose process is gone, if it had one. Results read from it stay valid."""
+        if end not in self._ends:
             return
-        self._lanes.remove(lane)
-        lane.view.close()
-        self._arena.forget_reader(lane.releases)
-        lane.releases = np.empty(0, np.uint16)  # a row kept here would keep the control file open
-        self._control.used[1 + lane.offer.place] = 0
-        self._places.append(lane.offer.place)
+        self._ends.remove(end)
+        end.reader.close()
+        self._arena.remove_reader(end.releases)
+        end.releases = np.empty(0, np.uint16)  # a row kept here would keep the control file open
+        self._control.bytes_used[1 + end.offer.index] = 0
+        self._free_indices.append(end.offer.index)
 
-    def end(self) -> None:
-        """Let go of everything."""
-        for lane in list(self._lanes):
-            self.close(lane)
+    def close(self) -> None:
+        """Release everything."""
+        for end in list(self._ends):
+            self.disconnect(end)
         self._arena.close()
         self._control.close()
 
 
-class Neighbour:
-    """The actor's end of a lane: leaves results where the driver finds them, and reads what that has stored."""
+class ActorEnd:
+    """The actor's end: writes results where the driver finds them, and reads the driver's stored values."""
 
-    def __init__(self, offer: Offer) -> None:
+    def __init__(self, offer: SharedMemoryOffer) -> None:
         files: list[int] = []
         try:
-            for address in (offer.control, offer.drivers, offer.arena):
-                files.append(_reopened(address))
-            self._control = Control(files[0], offer.place)
+            for address in (offer.control, offer.driver_arena, offer.actor_arena):
+                files.append(_reopen(address))
+            self._control = ControlFile(files[0], offer.index)
         except OSError:
             for fd in files:
                 os.close(fd)
             raise
-        self._view = ArenaView(files[1], self._control.row(0))
-        self._arena = Arena(self._control, 1 + offer.place, offer.budget, files[2])
-        self._row = self._control.row(1)
-        self._pause = _Pause()
+        self._reader = ArenaReader(files[1], self._control.row(0))
+        self._arena = Arena(self._control, 1 + offer.index, offer.budget, files[2])
+        self._driver_releases = self._control.row(1)
+        self._pause = _PauseWhenFull()
 
-    def lend(self, buffers: list[Any]) -> Lent:
-        """Copy buffers to where the driver will look, and return where that is; nothing if there is no room."""
-        if self._pause.on:
+    def write(self, buffers: list[Any]) -> Location:
+        """Copy buffers to where the driver can read them and return their location; empty if there is no room."""
+        if self._pause.active:
             return ()
         with self._pause:
-            slot, lengths = self._arena.write(buffers)
-            slot.sent_to(self._row)
-            return slot.index, slot.offset, *lengths
+            block, lengths = self._arena.write(buffers)
+            block.expect_release(self._driver_releases)
+            return block.index, block.offset, *lengths
         return ()
 
-    def read(self, lent: Lent) -> list[Any]:
-        """Return the buffers of what the driver has stored."""
-        return _read(self._view, lent)
+    def read(self, location: Location) -> list[Any]:
+        """Return the buffers of a value that the driver has stored."""
+        return _read(self._reader, location)
 
     def close(self) -> None:
-        """Let go of the files, and of the rows that would keep one of them open."""
-        self._view.close()
+        """Close the files, and drop the row that would keep one of them open."""
+        self._reader.close()
         self._arena.close()
         self._control.close()
-        self._row = np.empty(0, np.uint16)
+        self._driver_releases = np.empty(0, np.uint16)
 
 
-def neighbour_of(offer: Offer) -> Neighbour | None:
-    """Return the actor's end of a lane, if its files can be opened from here."""
+def open_actor_end(offer: SharedMemoryOffer) -> ActorEnd | None:
+    """Return the actor's end, or None if its files cannot be opened from this process."""
     with contextlib.suppress(OSError):
-        return Neighbour(offer)
+        return ActorEnd(offer)
     return None
 
 
-class _Pause:
-    """Goes on when something in it finds no room, for a while: to try again each time would take long each time."""
+class _PauseWhenFull:
+    """A context that is active for a second after its body found no room: each further attempt would take long."""
 
     def __init__(self) -> None:
         self._until = -math.inf
 
     @property
-    def on(self) -> bool:
+    def active(self) -> bool:
         return time.monotonic() < self._until
 
     def __enter__(self) -> None:
@@ -191,33 +201,33 @@ class _Pause:
         return True
 
 
-def _read(view: ArenaView, lent: Lent) -> list[Any]:
-    return view.read(lent[0], lent[1], list(lent[2:]))
+def _read(reader: ArenaReader, location: Location) -> list[Any]:
+    return reader.read(location[0], location[1], list(location[2:]))
 
 
-def _memory() -> int:
-    """Return how many bytes of memory there are: the machine's, or what the container may use."""
-    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def _memory_bytes() -> int:
+    """Return the memory of the machine, or the container's limit if that is lower."""
+    num_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
-            found = min(found, int(file.read()))
-    return found
+            num_bytes = min(num_bytes, int(file.read()))
+    return num_bytes
 
 
-def _address(fd: int) -> tuple[str, int, int]:
-    """Return by what another process finds an open file of this one, and knows that it is the right one."""
-    about = os.fstat(fd)
-    return f"/proc/{os.getpid()}/fd/{fd}", about.st_dev, about.st_ino
+def _address(fd: int) -> FileAddress:
+    """Return the address of an open file of this process."""
+    status = os.fstat(fd)
+    return f"/proc/{os.getpid()}/fd/{fd}", status.st_dev, status.st_ino
 
 
-def _reopened(address: tuple[str, int, int]) -> int:
-    path, *wanted = address
-    about = os.stat(path)  # before it is opened: elsewhere that may be any device
-    if [about.st_dev, about.st_ino] != wanted:
+def _reopen(address: FileAddress) -> int:
+    path, *identity = address
+    status = os.stat(path)  # before it is opened: in another process namespace that path may be any device
+    if [status.st_dev, status.st_ino] != identity:
         raise FileNotFoundError(path)
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY)
-    about = os.fstat(fd)
-    if [about.st_dev, about.st_ino] != wanted:
+    status = os.fstat(fd)
+    if [status.st_dev, status.st_ino] != identity:
         os.close(fd)
         raise FileNotFoundError(path)
     return fd

@@ -1,0 +1,43 @@
+"""What a plan runs with: the learner, the workers and their engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from raceway.engine.base import Actor
+from raceway.ops import Learner, ReplaySettings, ReplayShard, UpdateWeights
+
+
+class LearnerHost:
+    """An actor whose only purpose is to host a learner."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """The learner, the workers and the engine of a plan."""
+
+    learner: Learner
+    workers: Sequence[Actor]
+    engine: Any
+    policy: str | None = None
+    """Name of the policy that the plan trains, if workers have several."""
+    failure_policy: Mapping[str, Any] = field(default_factory=dict)
+    """Failure policy of the workers, as arguments of `on_failure`."""
+
+    def place(self, on: str, queue: int) -> dict[str, Any]:
+        """Return the arguments of `for_each` that run training on the `driver`, a `thread` or a new `actor`."""
+        if on == "actor":
+            return {"on": self.engine.spawn(LearnerHost, name="learner"), "queue": queue}
+        return {"on": on, "queue": queue}
+
+    def weights(self, to: str = "all", every: int = 1) -> UpdateWeights:
+        """Return the operator that sends weights to the workers; see `UpdateWeights`."""
+        return UpdateWeights(self.learner, self.workers, to, every, self.policy)
+
+    def replay(self, settings: ReplaySettings) -> list[Actor]:
+        """Start the replay actors, one per shard."""
+        name = "replay" if self.policy is None else f"{self.policy}-replay"
+        indices = range(settings.num_shards)
+        return [self.engine.spawn(ReplayShard, (settings, index), name=f"{name}-{index}") for index in indices]

@@ -1,0 +1,33 @@
+"""`raceway resume RUN`: resume a run from its latest checkpoint."""
+
+from __future__ import annotations
+
+from raceway.commands.arguments import parse_settings, print_usage, settings_parser, split_first
+from raceway.commands.training_output import add_output_options, run_training
+
+
+def run(arguments: list[str]) -> int:
+    """Resume a run."""
+    from raceway.algorithms import find_algorithm
+    from raceway.runs.config_file import read_config
+    from raceway.runs.resume import CHANGEABLE_ON_RESUME
+
+    directory, rest = split_first(arguments)
+    if directory is None:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in CHANGEABLE_ON_RESUME)
+        return print_usage(
+            "resume RUN [options]. `raceway list --runs` has the runs; `raceway resume RUN --help` explains the "
+            f"options: {names}, --env, --network, --trust, --local, --plot, --json",
+            rest,
+        )
+    config = find_algorithm(read_config(directory)["algorithm"]).config
+    description = "Resume a run from its latest checkpoint."
+    parser, groups = settings_parser("resume", "RUN", config, description, (*CHANGEABLE_ON_RESUME, "env", "network"))
+    groups["run"].add_argument("--trust", action="store_true", help="Import the modules that the run names.")
+    add_output_options(groups["output"])
+    options, settings = parse_settings(parser, rest, config)
+    from raceway.training.train import resume
+
+    return run_training(
+        options, lambda callbacks: resume(directory, callbacks=callbacks, trust=options.trust, **settings)
+    )

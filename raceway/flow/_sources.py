@@ -1,0 +1,122 @@
+"""Sources: where the items of a flow come from, on a shard or in the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from time import perf_counter as _clock
+from time import time as _now
+from types import GeneratorType
+from typing import Any, ClassVar
+
+from raceway.engine.base import ActorContext
+from raceway.errors import FlowError
+from raceway.flow._graph import (
+    Envelope,
+    Item,
+    NoItem,
+    OperatorContext,
+    Shard,
+    Source,
+    StreamEnd,
+    requested_parameters,
+)
+from raceway.flow._operators import Operator
+from raceway.injection import injected, injected_parameters
+
+
+class SourceFunction:
+    """A function that returns an iterable of items, called once for every run.
+
+    After a restore or restart, the items that were read before are skipped, unless the iterable keeps its position
+    itself, as an actor does.
+    """
+
+    def __init__(self, function: Callable[..., Iterable[Any]], parallel: bool, keeps_position: bool = False) -> None:
+        self.function = function
+        self.requested = requested_parameters(function, parallel, "number")
+        self.keeps_position = keeps_position
+
+    def open(self, context: OperatorContext, position: int) -> Iterator[Any]:
+        """Return an iterator over the items from `position` on."""
+        try:
+            items = iter(self.function(**{name: context[name] for name in self.requested}))
+        except StopIteration as error:
+            raise RuntimeError("the source raised StopIteration before its first item") from error
+        if not self.keeps_position:
+            next(islice(items, position, position), None)
+        return items
+
+
+def deal_out(items: Sequence[Any], *, shard: Shard = injected) -> Iterable[Any]:
+    """Return a shard's part of a sequence: every n-th item."""
+    return items[shard.number :: shard.total]
+
+
+def own_iterable(iterables: Sequence[Any], *, shard: Shard = injected) -> Iterable[Any]:
+    """Return the iterable of a shard, or what its function returns."""
+    iterable = iterables[shard.number]
+    return iterable() if callable(iterable) else iterable  # type: ignore[no-any-return]
+
+
+def actor_object(*, actor: Any = injected) -> Iterable[Any]:
+    """Return the actor's object, which is iterable."""
+    return actor  # type: ignore[no-any-return]
+
+
+def call_method(
+    method: str, *, actor: Any = injected, shard: Shard = injected, number: int = injected
+) -> Iterator[Any]:
+    """Call a method of the actor's object for every item, from item `number` on."""
+    function = getattr(actor, method)
+    requested = injected_parameters(function, ("number", "shard"), "behind create()")
+    while True:
+        context, number = {"number": number, "shard": shard}, number + 1
+        yield function(**{name: context[name] for name in requested}) if requested else function()
+
+
+def read_once(iterators: list[Iterator[Any]]) -> Iterator[Any]:
+    """Return an existing iterator, the first time; raise after that."""
+    if not iterators:
+        raise FlowError(
+            "the iterator behind this flow was read before, and can be read only once. Give a function that returns "
+            "a new one instead."
+        )
+    return iterators.pop()
+
+
+class SourceReader(Operator):
+    """The first stage of a stream: reads the items of a source function."""
+
+    state_attributes: ClassVar[tuple[str, ...]] = (*Operator.state_attributes, "position")
+    position = 0  # number of items read
+    actor_context: ActorContext | None = None
+    sources: tuple[Source, ...] = ()
+    _items: Iterator[Any] | None = None
+
+    def poll(self) -> Item | NoItem:
+        if self.ended:
+            return NoItem.END
+        version = self.actor_context.guests.get("version") if self.actor_context else None
+        begun, start = _now(), _clock()
+        try:
+            if self._items is None:
+                context = {**self.context, "number": self.position}
+                self._items = self.spec.implementation.open(context, self.position)
+            value = next(self._items)
+        except (StopIteration, StreamEnd):  # of the iterator itself: from within a method it is a RuntimeError here
+            self.ended = True
+            return NoItem.END
+        except Exception as error:
+            raise self.operator_error(error, None) from error
+        seconds = _clock() - start
+        item = value, Envelope(self.sources, self.position, version, begun, begun + seconds)
+        self.position += 1
+        self.meter.count(item, seconds)
+        return item
+
+    def close(self) -> None:
+        self.ended = True
+        if isinstance(self._items, GeneratorType) and not self._items.gi_running:
+            self._items.close()
+        self._items = None

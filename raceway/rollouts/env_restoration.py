@@ -1,0 +1,116 @@
+"""Restoring environments: open episodes are repeated in fresh environments, from their seeds, with the same actions.
+
+Few simulators can export their whole state, and none in a form that another version of it could load. The seeds and
+actions since the last reset are plain data, and small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from raceway.envs import Slots
+from raceway.rl.spaces import Tree
+
+Array = np.ndarray
+
+_MAX_STEPS = 200_000  # with more, repeating an episode would take longer than what was learnt in it is worth
+
+
+class EpisodeLog:
+    """The resets and actions of every slot, since the last reset on which its environment depends.
+
+    Steps are counted from when the environments were created, the same for all slots.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_steps = 0
+        self._resets: list[list[tuple[int, int]]] = [[] for _ in range(num_slots)]  # the step and seed of each
+        self._discarded_before = 0  # the step before which actions were discarded
+        self._chunks: list[tuple[int, Array, Array]] = []  # the first step, actions [T, B], and which are valid [T, B]
+
+    def log_reset(self, slot: int, row: int, seed: int, from_seed: bool) -> None:
+        """Log a reset.
+
+        Args:
+            slot: that was reset.
+            row: steps since the last call of `log_steps`.
+            seed: of the reset.
+            from_seed: whether the environment depends on nothing before this reset.
+        """
+        if from_seed:
+            self._resets[slot].clear()
+        self._resets[slot].append((self.num_steps + row, seed))
+
+    def log_steps(self, actions: Array, valid: Array) -> None:
+        """Log actions, and which of them were taken, [T, B]. The arrays are kept, not copied."""
+        self._chunks.append((self.num_steps, actions, valid))
+        self.num_steps += len(actions)
+        if self.num_steps - self._first_needed > _MAX_STEPS:
+            self._discarded_before = self.num_steps
+            self._chunks.clear()
+        while self._chunks and self._chunks[0][0] + len(self._chunks[0][1]) <= self._first_needed:
+            self._chunks.pop(0)
+
+    @property
+    def _first_needed(self) -> int:
+        """The first step that is needed to restore the environments."""
+        return min((resets[0][0] for resets in self._resets if resets), default=self.num_steps)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the environments can be restored: actions of very long episodes are discarded."""
+        return self._first_needed >= self._discarded_before
+
+    def state(self) -> Any:
+        """Return the log as plain data."""
+        state = {"now": self.num_steps, "first": self._first_needed, "resets": self._resets}
+        if not self._chunks:
+            return state
+        needed = slice(self._first_needed - self._chunks[0][0], None)
+        columns = {"actions": 1, "counted": 2}
+        return state | {
+            name: np.concatenate([chunk[index] for chunk in self._chunks])[needed] for name, index in columns.items()
+        }
+
+    def restore(self, state: Any) -> None:
+        """Restore the log."""
+        self.num_steps, self._chunks = state["now"], []
+        self._resets = [[(step, seed) for step, seed in resets] for resets in state["resets"]]
+        if "actions" in state:
+            self._chunks = [(state["first"], np.array(state["actions"]), np.array(state["counted"]))]
+
+    def restore_envs(self, slots: Slots, clip: Callable[[Array], Array], obs: Tree) -> None:
+        """Bring fresh environments to where the logged ones were.
+
+        Args:
+            slots: the fresh environments.
+            clip: turns logged actions into those that environments get.
+            obs: receives the current observations, [B, ...].
+        """
+        reward, ended = np.zeros(slots.num, np.float32), np.zeros((2, slots.num), bool)
+        resets_at: dict[int, list[tuple[int, int]]] = {}
+        for slot, resets in enumerate(self._resets):
+            for step, seed in resets:
+                resets_at.setdefault(step, []).append((slot, seed))
+        started = np.zeros(slots.num, bool)
+        for step, actions, valid in self._steps_from(min(resets_at, default=self.num_steps)):
+            self._reset(slots, resets_at.pop(step, []), obs, started)
+            active = np.flatnonzero(valid & started).tolist()
+            if active:
+                slots.step(clip(actions.copy()), active, obs, reward, ended)
+        self._reset(slots, resets_at.pop(self.num_steps, []), obs, started)
+        if slots.scores is not None:
+            slots.scores.clear()  # they were reported when the steps were first taken
+
+    def _steps_from(self, first: int) -> Iterator[tuple[int, Array, Array]]:
+        for begin, actions, valid in self._chunks:
+            for index in range(max(first - begin, 0), len(actions)):
+                yield begin + index, actions[index], valid[index]
+
+    def _reset(self, slots: Slots, resets: list[tuple[int, int]], obs: Tree, started: Array) -> None:
+        for slot, seed in resets:
+            slots.reset([slot], [seed], obs)
+            started[slot] = True

@@ -1,0 +1,54 @@
+"""Plots of one training: the returns of its episodes, and the learning curves of its seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raceway.ui.figures import import_pyplot, save_figure
+
+_DOT_COLOUR, _LINE_COLOUR, _BAND_COLOUR = "#9bb7d4", "#1f5f99", "#f2a65a"
+
+
+def plot_returns(returns: Sequence[float], title: str, path: Path, show: bool = False) -> Path:
+    """Plot the return of every episode, and their moving average over 100 episodes."""
+    plt = import_pyplot(show)
+    figure, axes = plt.subplots(figsize=(9, 4.8), layout="constrained")
+    values = np.asarray(returns, float)
+    axes.plot(values, ".", ms=2.5, color=_DOT_COLOUR, alpha=0.5, label="episode", rasterized=True)
+    window = min(100, max(1, len(values)))
+    if len(values):
+        means = np.convolve(values, np.ones(window) / window, "valid")
+        axes.plot(np.arange(window - 1, len(values)), means, color=_LINE_COLOUR, lw=2, label=f"mean of {window}")
+    _style_axes(axes, title, "episode", "return")
+    return save_figure(plt, figure, path, show)
+
+
+def plot_seeds(
+    curves: Mapping[int, tuple[Sequence[float], Sequence[float]]], title: str, path: Path, show: bool = False
+) -> Path:
+    """Plot the learning curves of seeds, (environment steps, mean returns), with mean and interquartile range."""
+    plt = import_pyplot(show)
+    figure, axes = plt.subplots(figsize=(9, 4.8), layout="constrained")
+    for seed, (steps, means) in curves.items():
+        axes.plot(steps, means, color=_DOT_COLOUR, lw=1, label="one seed" if seed == min(curves) else None)
+    last_step = min(steps[-1] for steps, _ in curves.values())
+    grid = np.linspace(0, last_step, 200)
+    table = np.stack([np.interp(grid, steps, means) for steps, means in curves.values()])
+    low, high = np.quantile(table, [0.25, 0.75], axis=0)
+    axes.fill_between(grid, low, high, color=_BAND_COLOUR, alpha=0.25, lw=0, label="interquartile range")
+    axes.plot(grid, table.mean(0), color=_LINE_COLOUR, lw=2.2, label=f"mean of {len(curves)} seeds")
+    _style_axes(axes, title, "environment steps", "mean return of 100 episodes")
+    axes.xaxis.set_major_formatter(plt.matplotlib.ticker.EngFormatter(sep=""))
+    return save_figure(plt, figure, path, show)
+
+
+def _style_axes(axes: Any, title: str, x_label: str, y_label: str) -> None:
+    axes.set_title(title, loc="left", fontweight="bold")
+    axes.set(xlabel=x_label, ylabel=y_label)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="lower right", markerscale=4)

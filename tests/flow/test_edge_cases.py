@@ -1,0 +1,277 @@
+"""Edge cases: closed runs, unusual operators, several engines and threads, restarts at awkward moments."""
+
+import collections
+import itertools
+import operator
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from raceway.engine import make_engine
+from raceway.engine.base import Actor
+from raceway.errors import ConfigError, EngineClosed, FlowError, OperatorError, ShardFailed
+from raceway.flow import Event, Iter, ParIter, RateLimit, create, send_msg, union, union_async
+from tests.conftest import GENEROUS
+from tests.flow.actors import Counter, num_guests
+
+
+@pytest.fixture
+def actor() -> Iterator[Actor]:
+    with make_engine("inline") as engine:
+        yield engine.spawn(Counter)
+
+
+def test_two_runs_over_two_engines_in_opposite_order() -> None:
+    with make_engine("process") as first, make_engine("process") as second:
+        a, b = [first.spawn(Counter) for _ in range(2)], [second.spawn(Counter) for _ in range(2)]
+        counts: list[int] = []
+
+        def drive(x: list[Actor], y: list[Actor]) -> None:
+            streams = (create(actors, "make").gather_async(num_async=4) for actors in (x, y))
+            counts.append(sum(1 for _ in union_async(*streams).take(4000)))
+
+        threads = [threading.Thread(target=drive, args=pair, daemon=True) for pair in ((a, b), (b, a))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(GENEROUS)
+    assert counts == [4000, 4000]
+
+
+def test_different_engines_in_one_flow() -> None:
+    with make_engine("inline") as inline, make_engine("process") as process:
+        left, right = ParIter.from_range(50, [inline.spawn(Counter)]), ParIter.from_range(50, [process.spawn(Counter)])
+        flow = union_async(left.gather_async(), right.gather_async(num_async=3).for_each(lambda x: -x, on="thread"))
+        assert sorted(flow) == sorted([*range(50), *range(0, -50, -1)])
+
+
+def test_state_while_an_actor_is_dead(actor: Actor) -> None:
+    other = actor.engine.spawn(Counter)
+    flow = ParIter.from_range(8, [actor, other]).on_failure("restart").gather_sync()
+    run = iter(flow)
+    assert next(run) == [0, 1]
+    actor.engine.kill(actor)
+    state = run.state()
+    assert list(run) == list(flow.restore(state)) == [[2, 3], [4, 5], [6, 7]]
+
+
+def test_an_actor_that_dies_right_after_a_restore(actor: Actor) -> None:
+    flow = ParIter.from_range(6, [actor]).batch(2).on_failure("restart").gather_async()
+    run = iter(flow)
+    assert next(run) == [0, 1]
+    restored = flow.restore(run.state())
+    actor.engine.kill(actor)
+    assert list(restored) == [[2, 3], [4, 5]]
+
+
+def test_take_counts_items_across_restarts(actor: Actor) -> None:
+    run = iter(create([actor], "make").take(3).on_failure("restart").gather_async())
+    before = [next(run), next(run)]
+    actor.engine.kill(actor)
+    assert len([*before, *run]) == 3
+
+
+def test_a_closed_run_has_no_state() -> None:
+    run = iter(Iter.from_range(5))
+    next(run)
+    run.close()
+    with pytest.raises(FlowError, match="run is closed"):
+        run.state()
+
+
+def test_state_after_a_branch_has_ended(actor: Actor) -> None:
+    slow = Iter.from_range(5).for_each(lambda x: time.sleep(0.05) or x, on="thread", queue=4).take(1)
+    flow = union(slow, create([actor], "make").gather_async().take(1), Iter.from_range(9))
+    run = iter(flow)
+    before = [next(run) for _ in range(4)]
+    actor.engine.kill(actor)
+    state = run.state()
+    assert before == [0, (0, 1), 0, 1]
+    assert list(run) == [2, 3, 4, 5, 6, 7, 8]
+    actor.engine.restart(actor)
+    assert list(flow.restore(state)) == [2, 3, 4, 5, 6, 7, 8]
+
+
+def test_restored_deques_keep_their_maxlen() -> None:
+    class Window:
+        def __init__(self) -> None:
+            self.last: collections.deque[int] = collections.deque(maxlen=3)
+
+        def __call__(self, value: int) -> list[int]:
+            self.last.append(value)
+            return list(self.last)
+
+    flow = Iter.from_range(10).for_each(Window())
+    run = iter(flow)
+    assert [next(run) for _ in range(4)][-1] == [1, 2, 3]
+    assert next(flow.restore(run.state())) == [2, 3, 4]
+
+
+def test_all_kinds_of_callables_have_a_state() -> None:
+    class Slotted:
+        __slots__ = ()
+
+        def __call__(self, value: Any) -> Any:
+            return value
+
+    class Learner:
+        def __init__(self) -> None:
+            self.count = 0
+
+        def update(self, value: Any) -> int:
+            self.count += 1
+            return self.count
+
+    def plan() -> Iter[int]:
+        return (
+            Iter.from_items([(n,) for n in range(6)])
+            .for_each(operator.itemgetter(0))
+            .for_each(Slotted())
+            .for_each(Learner().update)
+        )
+
+    run = iter(plan())
+    assert [next(run), next(run)] == [1, 2]
+    assert list(plan().restore(run.state())) == [3, 4, 5, 6]
+
+
+def test_everything_is_closed_even_if_one_stage_fails_to_close(actor: Actor) -> None:
+    def fails_to_close() -> Iterator[int]:
+        try:
+            while True:
+                yield 1
+        finally:
+            raise ValueError("in finally")
+
+    run = iter(union(Iter.from_items(fails_to_close), create([actor], "make").gather_async()))
+    assert [next(run), next(run)] == [1, (0, 1)]
+    with pytest.raises(ValueError, match="in finally"):
+        run.close()
+    assert num_guests(actor) == 0
+    failing = union(Iter.from_items(fails_to_close), create([actor], "make").gather_async().for_each(lambda x: 1 // 0))
+    with pytest.raises(OperatorError, match="ZeroDivisionError"):
+        list(failing)
+    assert num_guests(actor) == 0
+
+
+def test_a_thread_can_send_to_a_busy_inline_actor() -> None:
+    with make_engine("inline") as engine:
+        actor = engine.spawn(Counter, (1,))
+
+        def learn(value: Any) -> Any:
+            assert send_msg(actor, "set_weights", 3).result(GENEROUS) == 3
+            return value
+
+        flow = create([actor], "make_slowly").gather_async(num_async=2).for_each(learn, on="thread", queue=4)
+        assert len(list(flow.take(300))) == 300
+
+
+def test_rate_limits_and_small_weights() -> None:
+    limit = RateLimit(branch="a", per="b", ratio=1)
+    flow = union(a=Iter.from_range(5), b=Iter.from_range(5), weights={"b": 0.1}, limits=[limit])
+    assert sorted(flow) == sorted([*range(5)] * 2)
+    assert len(list(union(Iter.from_range(2), Iter.from_range(2), weights=[1, 1e-12]))) == 4
+    assert len(list(union(Iter.from_range(2), Iter.from_range(2), weights=[1e-300, 1e-300]))) == 4
+
+
+def test_a_union_ends_with_the_branches_it_emits() -> None:
+    assert list(union(a=Iter.from_items(itertools.count), b=Iter.from_range(2), emit=["b"])) == [0, 1]
+
+
+def test_stop_iteration_in_sources_and_size_functions() -> None:
+    def raise_stop_iteration(*_: Any) -> Any:
+        return next(iter(()))
+
+    with pytest.raises(OperatorError, match="StopIteration"):
+        list(Iter.from_items(lambda: [raise_stop_iteration()]))
+    limit = RateLimit(branch="0", per="1", ratio=1, slack=9, size=raise_stop_iteration)
+    with pytest.raises(FlowError, match="size function"):
+        list(union(Iter.from_range(2), Iter.from_range(2), limits=[limit]))
+
+
+def test_a_subscriber_that_fails_is_unsubscribed() -> None:
+    events: list[Event] = []
+
+    def fails(event: Event) -> None:
+        events.append(event)
+        if event.kind != "start":
+            raise StopIteration
+
+    run = Iter.from_range(5).start()
+    run.subscribe(fails)
+    assert list(run) == [0, 1, 2, 3, 4]
+    assert len(events) == 2
+
+
+def test_an_error_in_on_restart_names_the_shard(actor: Actor) -> None:
+    def hook(_: Actor) -> None:
+        raise KeyError("weights")
+
+    run = iter(create([actor], "make").on_failure("restart", on_restart=hook).gather_async())
+    next(run)
+    actor.engine.kill(actor)
+    with pytest.raises(ShardFailed, match=r"on_restart raised for shard 0 of create.*KeyError: 'weights'"):
+        next(run)
+
+
+def test_an_engine_closed_during_a_run() -> None:
+    engine = make_engine("process")
+    run = iter(
+        union(create([engine.spawn(Counter)], "make").gather_async(), Iter.from_range(9).for_each(abs, on="thread"))
+    )
+    next(run), next(run)
+    engine.close()
+    with pytest.raises((EngineClosed, ShardFailed)):
+        list(run)
+    assert list(run) == []
+
+
+def test_closing_from_another_thread_ends_a_wait() -> None:
+    with make_engine("process") as engine:
+        run = iter(ParIter.from_items([3600.0], [engine.spawn(Counter)]).for_each(time.sleep).gather_async())
+        done: list[Any] = []
+        reader = threading.Thread(target=lambda: done.append(list(run)))
+        reader.start()
+        time.sleep(0.05)  # the reader probably waits by now; if not, it must end too
+        run.close()
+        reader.join(GENEROUS)
+        assert done == [[]]
+
+
+def test_a_run_can_be_closed_by_its_own_operator() -> None:
+    runs: list[Any] = []
+    runs.append(iter(Iter.from_range(5).for_each(lambda x: runs[0].close() if x == 2 else x, on="thread", queue=1)))
+    assert list(runs[0])[:2] == [0, 1]
+
+
+def test_actors_with_the_same_name_cannot_be_restored() -> None:
+    with make_engine("inline") as first, make_engine("inline") as second:
+        actors = [first.spawn(Counter, name="same"), second.spawn(Counter, name="same")]
+        flow = create(actors, "make").gather_sync()
+        run = iter(flow)
+        assert next(run) == [(0, 1), (0, 1)]
+        with pytest.raises(ConfigError, match="two actors of the flow have the same name"):
+            flow.restore(run.state())
+
+
+def test_a_take_that_has_ended_does_not_fill_a_split() -> None:
+    left, right = Iter.from_range(50).split("left", "right", buffer=4)
+    limit = RateLimit(branch="left", per="right", ratio=0.01, slack=1)
+    assert len(list(union(left=left.take(1), right=right, limits=[limit]))) == 51
+
+
+def test_versions_are_part_of_the_state() -> None:
+    with make_engine("inline") as engine:
+        actor = engine.spawn(Counter)
+        flow = create([actor], "make").gather_sync()
+        send_msg(actor, "set_weights", 1, version=3)
+        run = iter(flow)
+        next(run)
+        fresh = engine.spawn(Counter, name=actor.name + "x")
+        restored = create([fresh], "make").gather_sync().restore(run.state())
+        next(restored)
+        assert restored.envelope is not None
+        assert restored.envelope.version == 3

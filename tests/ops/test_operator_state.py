@@ -1,0 +1,225 @@
+"""The state of an operator holds what changes while it runs, and none of the constants that it is constructed with."""
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import raceway.ops
+from raceway.agents import make_policy
+from raceway.engine import make_engine
+from raceway.engine.base import Actor
+from raceway.envs import EnvSettings
+from raceway.flow import Iter
+from raceway.ops import (
+    AddAdvantages,
+    AddLogProbs,
+    AddReturns,
+    ApplyGradients,
+    AverageGradients,
+    ComputeGradients,
+    ConcatBatches,
+    ConcatFragments,
+    CountSteps,
+    Explore,
+    FitBaseline,
+    Fresh,
+    InnerAdapt,
+    Learner,
+    MergeStats,
+    MetaUpdate,
+    ReplaySettings,
+    ReplayShard,
+    ReportMetrics,
+    RolloutSettings,
+    RolloutWorker,
+    Sequences,
+    StandardizeFields,
+    StoreToReplay,
+    TrainOneStep,
+    TrainStats,
+    Transitions,
+    UpdatePriorities,
+    UpdateTarget,
+    UpdateWeights,
+)
+from raceway.ops.multi_agent import Select, _ApplyToEach
+from raceway.rollouts import RunningReturns
+from raceway.state import Stateful, restore, state_of
+
+
+class Parts:
+    """What operators are constructed with, besides constants."""
+
+    def __init__(self, workers: list[Actor], shards: list[Actor]) -> None:
+        policy = make_policy(spaces.Box(-1, 1, (2,)), spaces.Discrete(2), hidden=(4,), seed=0, kind="values")
+        self.learner, self.workers, self.shards = Learner(policy, 1e-3), workers, shards
+        self.weights = UpdateWeights(self.learner, workers)
+
+
+def loss(*_: Any) -> Any:
+    """Stand in for a loss."""
+
+
+# Positional arguments, and constants: numbers and names that do not occur in a state for another reason.
+OPERATORS: dict[type, tuple[Callable[[Parts], tuple[Any, ...]], dict[str, Any]]] = {
+    AddAdvantages: (lambda parts: (), {"gamma": 0.731, "lam": 0.137, "scale_rewards": True}),
+    AddLogProbs: (lambda parts: (), {"gamma": 0.731, "scale_rewards": True}),
+    AddReturns: (lambda parts: (), {"gamma": 0.731}),
+    ApplyGradients: (lambda parts: (parts.learner,), {}),
+    AverageGradients: (lambda parts: (), {}),
+    ComputeGradients: (lambda parts: (loss,), {}),
+    ConcatBatches: (lambda parts: (), {"min_steps": 7919}),
+    ConcatFragments: (lambda parts: (), {}),
+    CountSteps: (lambda parts: (parts.learner,), {}),
+    Explore: (lambda parts: (parts.learner, loss), {}),
+    FitBaseline: (lambda parts: (), {"gamma": 0.731}),
+    Fresh: (lambda parts: (parts.weights,), {"max_lag": 7919}),
+    InnerAdapt: (lambda parts: (parts.weights, loss), {"num_steps": 7919}),
+    MergeStats: (lambda parts: (), {}),
+    MetaUpdate: (lambda parts: (parts.learner, loss, loss), {"num_epochs": 7919, "first_order": True}),
+    ReportMetrics: (lambda parts: (), {}),
+    Select: (lambda parts: (), {"policy": "the-policy"}),
+    Sequences: (lambda parts: (), {"length": 7919, "overlap": 17}),
+    StandardizeFields: (lambda parts: ("the-column",), {}),
+    StoreToReplay: (lambda parts: (parts.shards,), {}),
+    TrainOneStep: (lambda parts: (parts.learner, loss), {"num_epochs": 7919, "num_minibatches": 17}),
+    Transitions: (lambda parts: (), {"gamma": 0.731, "n": 17}),
+    UpdatePriorities: (lambda parts: (), {}),
+    UpdateTarget: (lambda parts: (parts.learner,), {"every": 7919}),
+    UpdateWeights: (lambda parts: (parts.learner, parts.workers), {"to": "senders", "every": 7919}),
+    _ApplyToEach: (lambda parts: (AddReturns(0.731), SimpleNamespace(policy=None)), {}),
+}
+
+
+@pytest.fixture(scope="module")
+def parts() -> Iterator[Parts]:
+    rollouts = RolloutSettings(env=EnvSettings("CartPole-v1"), num_shards=1, slots_per_shard=1, fragment_steps=2)
+    with make_engine("inline") as engine:
+        yield Parts(
+            [engine.spawn(RolloutWorker, (rollouts,))],
+            [engine.spawn(ReplayShard, (ReplaySettings(capacity=8),))],
+        )
+
+
+def make(operator: type, parts: Parts, **changed: Any) -> Any:
+    positional, constants = OPERATORS[operator]
+    return operator(*positional(parts), **{**constants, **changed})
+
+
+def leaves(state: Any) -> Iterator[Any]:
+    """Yield all keys and values of a nested state."""
+    if isinstance(state, dict):
+        yield from state
+        state = list(state.values())
+    if isinstance(state, (list, tuple)):
+        for value in state:
+            yield from leaves(value)
+    else:
+        yield state
+
+
+def test_every_operator_is_tested() -> None:
+    modules = [
+        importlib.import_module(f"raceway.ops.{module.name}") for module in pkgutil.iter_modules(raceway.ops.__path__)
+    ]
+    classes = {
+        value
+        for module in modules
+        for value in vars(module).values()
+        if inspect.isclass(value) and value.__module__ == module.__name__ and "__call__" in vars(value)
+    }
+    assert classes == set(OPERATORS)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_a_state_holds_no_constant(operator: type, parts: Parts) -> None:
+    state = state_of(make(operator, parts))
+    saved = list(leaves(state))
+    constants = {**OPERATORS[operator][1], "names": "the-column", "gamma": 0.731}
+    for name, value in constants.items():
+        assert name not in saved
+        assert isinstance(value, bool) or not any(isinstance(leaf, type(value)) and leaf == value for leaf in saved)
+
+
+class PlainObject:
+    """Has no `state()`: its state is every attribute that holds plain data."""
+
+
+def state_with_constants(operator: Any) -> Any:
+    """Return the state of an operator as checkpoints of earlier versions hold it."""
+    plain = PlainObject()
+    vars(plain).update(vars(operator))
+    return state_of(plain)
+
+
+CHANGED: dict[type, tuple[dict[str, Any], dict[str, Any]]] = {
+    AddAdvantages: ({"running": RunningReturns(sums=np.ones(2))}, {"gamma": 0.5, "lam": 0.5}),
+    AddLogProbs: ({"running": RunningReturns(sums=np.ones(2))}, {"gamma": 0.5}),
+    AddReturns: ({}, {"gamma": 0.5}),
+    ConcatBatches: ({"held": [{"reward": np.ones(3)}]}, {"min_steps": 5}),
+    Explore: ({"steps": 40}, {}),
+    FitBaseline: ({}, {"gamma": 0.5}),
+    Fresh: ({"num_dropped": 3}, {"max_lag": 5}),
+    MergeStats: ({"held": [TrainStats(5, np.ones(1), np.ones(1))]}, {}),
+    MetaUpdate: ({}, {"num_epochs": 5, "first_order": False}),
+    Select: ({}, {"policy": "another"}),
+    StandardizeFields: ({}, {}),
+    UpdateTarget: ({"steps": 40}, {"every": 5}),
+}
+"""Operators whose constants earlier versions saved: values of their state, and other constants."""
+
+
+@pytest.mark.parametrize("operator", CHANGED)
+def test_an_old_state_with_constants_restores(operator: type, parts: Parts) -> None:
+    """What changes is restored; constants stay as they were constructed."""
+    values, constants = CHANGED[operator]
+    before, after = make(operator, parts), make(operator, parts, **constants)
+    vars(before).update(values)
+    old_state = state_with_constants(before)
+    assert set(old_state) >= set(values)
+    restore(after, old_state)
+    assert state_of(after) == values
+    for name, value in constants.items():
+        assert getattr(after, name) == value
+    assert isinstance(after, Stateful)
+
+
+@pytest.mark.parametrize("operator", CHANGED)
+def test_a_missing_state_changes_nothing(operator: type, parts: Parts) -> None:
+    instance = make(operator, parts)
+    before = state_of(instance)
+    restore(instance, None)
+    assert state_of(instance) == before
+
+
+def test_a_flow_restores_an_old_state_with_constants(parts: Parts) -> None:
+    stats = TrainStats(0, np.empty(0), np.empty(0))
+
+    def flow(operator: UpdateTarget) -> Iter[TrainStats]:
+        return Iter.from_range(10).for_each(lambda _: stats).for_each(operator)
+
+    def add_constant(state: Any) -> None:
+        """Add `every` wherever the state of the operator is."""
+        if isinstance(state, dict):
+            if state.get("function") == {"steps": 4}:
+                state["function"]["every"] = 3
+            state = list(state.values())
+        for value in state if isinstance(state, (list, tuple)) else ():
+            add_constant(value)
+
+    with flow(UpdateTarget(parts.learner, every=3)).start() as run:
+        for _ in range(4):
+            next(run)
+        state = run.state()
+    add_constant(state)
+    assert "every" in list(leaves(state))
+    operator = UpdateTarget(parts.learner, every=7)
+    assert len(list(flow(operator).restore(state))) == 6
+    assert (operator.steps, operator.every) == (10, 7)

@@ -1,0 +1,124 @@
+"""Services that call services."""
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raceway.errors import DeadlockError, RemoteError, SerializationError
+from raceway.runner import Runner
+from raceway.runner._requests import HANDLERS
+from tests.conftest import GENEROUS, eventually
+from tests.runner import services
+from tests.runner.conftest import ENGINES, engines
+from tests.runner.services import Counter, add
+
+
+def test_a_service_calls_a_service(rr: Runner) -> None:
+    inner = rr.service(add)
+    outer = rr.service(lambda n: sum(rr.get([inner(n), inner(n)])))
+    assert rr.get([outer(n) for n in range(5)]) == [2, 4, 6, 8, 10]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_recursion_does_not_deadlock(engine: str, workers: int, request: pytest.FixtureRequest) -> None:
+    if engine == "ray":
+        request.getfixturevalue("ray_session")
+    with Runner("deep", engine=engine, workers=workers) as rr:
+
+        def depth(n: int) -> int:
+            return 0 if n == 0 else 1 + rr.get(depth_service(n - 1))
+
+        depth_service = rr.service(depth)
+        assert depth_service(10).get(4 * GENEROUS) == 10
+        assert rr.get([depth_service(3) for _ in range(4)], timeout=4 * GENEROUS) == [3] * 4
+
+
+def test_a_tree_of_calls(rr: Runner) -> None:
+    def fibonacci(n: int) -> int:
+        return n if n < 2 else sum(rr.get([service(n - 1), service(n - 2)]))
+
+    service = rr.service(fibonacci)
+    assert service(5).get(4 * GENEROUS) == 5
+
+
+def test_an_instance_that_waits_for_itself(rr: Runner) -> None:
+    counter = rr.service(Counter())
+    with pytest.raises(DeadlockError, match="itself"):
+        counter.call([counter], "get").get(GENEROUS)
+    assert counter.increment().get(GENEROUS) == 1, "it is still usable"
+
+
+def test_two_instances_that_wait_for_each_other(rr: Runner) -> None:
+    class Node:
+        def call(self, chain: list[Any]) -> Any:
+            return chain[0].call(chain[1:]).get() if chain else "end"
+
+    a, b = rr.service(Node()), rr.service(Node())
+    assert a.call([b]).get(GENEROUS) == "end"
+    with pytest.raises(DeadlockError):
+        a.call([b, a]).get(GENEROUS)
+
+
+def test_an_instance_that_waits_for_a_call_that_depends_on_itself(rr: Runner) -> None:
+    class Node:
+        def hello(self) -> str:
+            return "hello"
+
+        def call(self, services: list[Any]) -> Any:
+            own_service, identity = services
+            return identity(own_service.hello()).get()
+
+    node, identity = rr.service(Node()), rr.service(lambda value: value)
+    with pytest.raises(DeadlockError):
+        node.call([node, identity]).get(GENEROUS)
+
+
+def test_errors_propagate_through_nested_calls(rr: Runner) -> None:
+    bad = rr.service(services.fail)
+    outer = rr.service(lambda: rr.get(bad("from deep down")))
+    with pytest.raises(LookupError, match="from deep down") as caught:
+        outer().get(GENEROUS)
+    assert isinstance(caught.value.__cause__, RemoteError)
+
+
+@engines("process")
+def test_nested_calls_run_while_the_driver_computes(rr: Runner) -> None:
+    inner = rr.service(add)
+    outer = rr.service(lambda n: rr.get(inner(n)))
+    future = outer(1)
+    assert eventually(future.done)  # which does not call into the Runner
+
+
+@engines("process")
+def test_threads_of_a_worker_may_call_services(rr: Runner) -> None:
+    inner = rr.service(add)
+
+    def outer() -> list[int]:
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(4) as pool:
+            return list(pool.map(lambda n: rr.get(inner(n)), range(8)))
+
+    assert rr.service(outer)().get(GENEROUS) == list(range(1, 9))
+
+
+@engines("process")
+def test_an_answer_that_exceeds_the_memory_budget_fails(rr: Runner) -> None:
+    with Runner("small", engine="process", workers=2, shared_memory=8 << 20) as small:
+        inner = small.service(lambda: np.zeros(3 << 20, np.uint8))
+        outer = small.service(lambda: len(small.get([inner(), inner(), inner()])))
+        with pytest.raises(MemoryError, match="budget"):
+            outer().get(GENEROUS)
+        assert small.get(small.service(add)(1)) == 2
+
+
+@engines("process")
+def test_an_answer_that_cannot_be_pickled_fails(rr: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = rr._backend.engine.create_future()
+    rr._backend.engine.complete(answer, threading.Lock())
+    monkeypatch.setitem(HANDLERS, "lock", lambda backend, worker: answer)
+    with pytest.raises(SerializationError, match="lock"):
+        rr.service(services.request)("lock").get(GENEROUS)
