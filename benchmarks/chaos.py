@@ -1,6 +1,6 @@
 """Training while workers are killed at random instants, compared with an undisturbed run.
 
-The two runs alternate every few seconds, so that they see the same machine load. Fragments of every shard are tracked by
+The two runs alternate every few seconds, so that they see the same machine load. Fragments are tracked by shard and
 sequence number: none may be missing or duplicated, and every fragment must be complete.
 
 python benchmarks/chaos.py [--minutes 10] [--every 5] [--algorithm a3c] [--env Pendulum-v1]
@@ -38,7 +38,9 @@ class Side(Training):
     def __init__(self, args: argparse.Namespace) -> None:
         algorithm = find_algorithm(args.algorithm)
         settings = {"num_workers": 2, "num_shards": 2, "vector": "stepped", "total_timesteps": 10**9}
-        super().__init__(algorithm, algorithm.settings(env=args.env, engine="process", max_restarts=_MAX_RESTARTS, **settings))
+        super().__init__(
+            algorithm, algorithm.settings(env=args.env, engine="process", max_restarts=_MAX_RESTARTS, **settings)
+        )
         self.seconds, self.num_restarts = 0.0, 0
         self.sequences: dict[int, list[int]] = {}  # sequence numbers of the fragments, by shard
 
@@ -142,7 +144,8 @@ def main() -> None:
     num_fragments = sum(map(len, killed.sequences.values()))
     report.row(
         f"{what}: fragments lost or duplicated", "none, and all complete",
-        lost == duplicated == 0 and killed.is_exact, lost=lost, duplicated=duplicated, fragments=num_fragments, exact=killed.is_exact,
+        lost == duplicated == 0 and killed.is_exact,
+        lost=lost, duplicated=duplicated, fragments=num_fragments, exact=killed.is_exact,
     )  # fmt: skip
     report.write()
 

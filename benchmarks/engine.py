@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
-from _harness import Report, seconds, interleave
+from _harness import Report, interleave, seconds
 
 from raceway.engine import make_engine
 from raceway.engine.base import Restarts

@@ -1,10 +1,10 @@
-"""What a flow costs beside the same program written by hand on the engine's verbs, and beside bare Ray actors.
+"""The cost of a flow compared with the same program written by hand on the engine's verbs, and with bare Ray actors.
 
 python benchmarks/flow.py [--only rate ray driver waiting events memory lines] [--quick]
 
-An item is so much busy CPU time, by the clock of its thread: on a shared machine the same arithmetic takes half as long
-again from one tenth of a second to the next, and ratios of rates would be of that. How much arithmetic came to be done
-in that time is beside every ratio as `pace`, so that it would be seen if a flow made the work itself slower.
+An item is a fixed amount of CPU time of its thread. On a shared machine the duration of the same arithmetic varies
+by half from one tenth of a second to the next, and ratios of rates would measure that. `pace` beside every ratio is
+the arithmetic done in that CPU time, flow / by hand: it would show if a flow made the work itself slower.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from raceway.flow.perfetto import TraceWriter
 Program = Callable[[list[Actor]], Iterator[Any]]
 
 
-def churn(seconds: float) -> int:
-    """Compute for so much CPU time, and return how many rounds of arithmetic came to be done."""
+def burn_cpu(seconds: float) -> int:
+    """Compute for some CPU time and return the number of rounds of arithmetic."""
     total, rounds, until = 0, 0, time.thread_time() + seconds
     while time.thread_time() < until:
         for number in range(20):  # about a microsecond
@@ -46,21 +46,21 @@ def churn(seconds: float) -> int:
 
 
 class Worker:
-    """Makes items of four small arrays, each with so many seconds of work, and how much was done in them."""
+    """Returns items of four small arrays and the amount of work that each took."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.seconds = seconds
         self.item: dict[str, Any] = {name: np.zeros(8, np.float32) for name in ("obs", "action", "reward", "done")}
 
     def work(self) -> dict[str, Any]:
-        self.item["work"] = churn(self.seconds)
+        self.item["work"] = burn_cpu(self.seconds)
         return self.item
 
     def nothing(self) -> None:
         pass
 
 
-# The same three programs, by hand and as flows: each an iterator that gives items for ever.
+# The same three programs, by hand and as flows: each is an endless iterator of items.
 
 
 def sync_by_hand(actors: list[Actor]) -> Iterator[Any]:
@@ -119,7 +119,7 @@ PROGRAMS: dict[str, tuple[Program, Program, bool]] = {
 }
 
 
-def started(engine: Engine, count: int, *args: Any) -> list[Actor]:
+def spawn_workers(engine: Engine, count: int, *args: Any) -> list[Actor]:
     actors = [engine.spawn(Worker, args) for _ in range(count)]
     for actor in actors:
         actor.ready.result()
@@ -127,80 +127,80 @@ def started(engine: Engine, count: int, *args: Any) -> list[Actor]:
 
 
 class Slice(NamedTuple):
-    """Some items of a program: the seconds until they had come, and the rounds of arithmetic in them."""
+    """A timed part of a program: its duration, and the rounds of arithmetic in its items."""
 
     seconds: float
     work: int
 
 
-def reading(program: Iterator[Any], num_items: int, num_out: int, idle: Callable[[], Any]) -> Callable[[], Slice]:
-    """Return a function that times so many items of a program, and then waits until its actors are idle.
+def timed_slices(program: Iterator[Any], num_items: int, num_out: int, idle: Callable[[], Any]) -> Callable[[], Slice]:
+    """Return a function that times `num_items` items of a program, then waits until its actors are idle.
 
-    What was asked for the last time, and was worked out meanwhile, is read before.
+    Items that were requested during the previous slice, and computed since, are read first and not timed.
     """
 
     def run() -> Slice:
         for _ in range(num_out):
             next(program)
         items = []
-        begin = time.perf_counter()
+        start = time.perf_counter()
         for _ in range(num_items):
             items.append(next(program))
-        taken = time.perf_counter() - begin
+        duration = time.perf_counter() - start
         idle()
-        return Slice(taken, sum(map(work_in, items)))
+        return Slice(duration, sum(map(work_in, items)))
 
     return run
 
 
 def work_in(item: Any) -> int:
-    """Return the arithmetic in an item, or in a round of them, or in one that was marked."""
+    """Return the rounds of arithmetic in an item, a round of items, or a marked item."""
     if isinstance(item, dict):
         return item["work"]
     return sum(work_in(part) for part in item if not isinstance(part, str))
 
 
 def ratios(reference: Callable[[], Slice], other: Callable[[], Slice], runs: int, slices: int) -> dict[str, float]:
-    """Return the rate of items of the other by that of the reference, its pace of work by that, and seconds of a slice.
+    """Return other / reference as ratios of items per second and of pace, and the duration of a slice.
 
-    Each is the median over the runs. A run is the median of many pairs of short slices, so that both see the same
-    machine.
+    Each is the median over the runs. A run is the median of many pairs of short slices, so that both sides see the same
+    machine load.
     """
     reference(), other()
-    found: dict[str, list[float]] = {"ratio": [], "pace": [], "seconds": []}
+    measured: dict[str, list[float]] = {"ratio": [], "pace": [], "seconds": []}
     for _ in range(runs):
         pairs = []
         gc.collect()
-        for place in range(slices):
-            sides = (reference, other) if place % 2 == 0 else (other, reference)
+        for index in range(slices):
+            sides = (reference, other) if index % 2 == 0 else (other, reference)
             pairs.append({side: side() for side in sides})
-        found["ratio"].append(statistics.median(one[reference].seconds / one[other].seconds for one in pairs))
-        found["pace"].append(statistics.median(one[other].work / one[reference].work for one in pairs))
-        found["seconds"].append(statistics.median(one[other].seconds for one in pairs))
-    return {name: statistics.median(values) for name, values in found.items()}
+        measured["ratio"].append(statistics.median(pair[reference].seconds / pair[other].seconds for pair in pairs))
+        measured["pace"].append(statistics.median(pair[other].work / pair[reference].work for pair in pairs))
+        measured["seconds"].append(statistics.median(pair[other].seconds for pair in pairs))
+    return {name: statistics.median(values) for name, values in measured.items()}
 
 
-def compare(report: Report, what: str, bar: float, num_items: int, found: dict[str, float]) -> None:
+def compare(report: Report, what: str, bar: float, num_items: int, measured: dict[str, float]) -> None:
     report.row(
-        what, f"at least {bar:g}", found["ratio"] >= bar,
-        ratio=found["ratio"], pace=found["pace"], flow_per_s=num_items / found["seconds"],
+        what, f"at least {bar:g}", measured["ratio"] >= bar,
+        ratio=measured["ratio"], pace=measured["pace"], flow_per_s=num_items / measured["seconds"],
     )  # fmt: skip
 
 
 def rate(report: Report, runs: int) -> None:
-    """Compare items a second of a flow and of the same program by hand, on the process engine."""
+    """Compare items per second of a flow and of the same program by hand, on the process engine."""
     for seconds, num_items, slices, bar in ((0.01, 32, 21, 0.98), (0.0001, 400, 61, 0.9)):
         for num_shards in (2, 16):
             for name, (by_hand, flow, in_rounds) in PROGRAMS.items():
                 with make_engine("process") as engine:
-                    actors = started(engine, num_shards, seconds)
+                    actors = spawn_workers(engine, num_shards, seconds)
                     idle = partial(wait_for, actors)
                     pulls = num_items // (num_shards if in_rounds else 1)
                     num_out = 1 if in_rounds else 2 * num_shards
-                    sides = [reading(program(actors), pulls, num_out, idle) for program in (by_hand, flow)]
-                    found = ratios(*sides, runs, slices)
+                    sides = [timed_slices(program(actors), pulls, num_out, idle) for program in (by_hand, flow)]
+                    measured = ratios(*sides, runs, slices)
                 what = f"{name}, {num_shards} shards, {seconds * 1000:g} ms items: flow / by hand"
-                compare(report, what, bar, num_items, found)
+                compare(report, what, bar, num_items, measured)
 
 
 def wait_for(actors: list[Actor]) -> None:
@@ -219,21 +219,21 @@ def on_ray(report: Report, runs: int) -> None:
                 ("synchronous", bare_sync, sync_flow, True),
                 ("asynchronous, two outstanding", bare_async, async_flow, False),
             ):
-                actors = started(engine, 2, seconds)
+                actors = spawn_workers(engine, 2, seconds)
                 bare = [bare_class.remote(seconds) for _ in range(2)]
-                ray.get([one.nothing.remote() for one in bare])
+                ray.get([actor.nothing.remote() for actor in bare])
                 pulls = num_items // (2 if in_rounds else 1)
                 num_out = 1 if in_rounds else 4
-                reference = reading(
-                    theirs(bare), pulls, num_out, lambda b=bare: ray.get([one.nothing.remote() for one in b])
+                reference = timed_slices(
+                    theirs(bare), pulls, num_out, lambda b=bare: ray.get([actor.nothing.remote() for actor in b])
                 )
-                other = reading(ours(actors), pulls, num_out, partial(wait_for, actors))
-                found = ratios(reference, other, runs, 21)
+                other = timed_slices(ours(actors), pulls, num_out, partial(wait_for, actors))
+                measured = ratios(reference, other, runs, 21)
                 what = f"{name}, 2 shards, {seconds * 1000:g} ms items: flow on the ray engine / bare Ray"
-                compare(report, what, 1.0, num_items, found)
-                for actor, one in zip(actors, bare, strict=True):
+                compare(report, what, 1.0, num_items, measured)
+                for actor, bare_actor in zip(actors, bare, strict=True):
                     engine.kill(actor)
-                    ray.kill(one)
+                    ray.kill(bare_actor)
 
 
 def bare_sync(actors: list[Any]) -> Iterator[Any]:
@@ -255,44 +255,44 @@ def bare_async(actors: list[Any]) -> Iterator[Any]:
 
 
 def driver(report: Report, runs: int) -> None:
-    """Measure the driver's own CPU time an item, with the shards saturated."""
+    """Measure the driver's CPU time per item, with saturated shards."""
     costs = {}
     for num_shards in (2, 64):
         with make_engine("process") as engine:
-            actors = started(engine, num_shards)
+            actors = spawn_workers(engine, num_shards)
             run = async_flow(actors)
             deque(islice(run, 2000), 0)
-            found = []
+            times = []
             for _ in range(runs):
                 before = time.process_time()
                 deque(islice(run, 20_000), 0)
-                found.append((time.process_time() - before) / 20_000 * 1e6)
-            costs[num_shards] = statistics.median(found)
-    report.row("driver's CPU an item, 2 shards", "under 80 µs", costs[2] < 80, us=costs[2])
+                times.append((time.process_time() - before) / 20_000 * 1e6)
+            costs[num_shards] = statistics.median(times)
+    report.row("driver's CPU per item, 2 shards", "under 80 µs", costs[2] < 80, us=costs[2])
     growth = costs[64] / costs[2]
-    report.row("driver's CPU an item, 64 shards / 2", "at most 1.5", growth <= 1.5, ratio=growth, us=costs[64])
+    report.row("driver's CPU per item, 64 shards / 2", "at most 1.5", growth <= 1.5, ratio=growth, us=costs[64])
 
 
 def waiting(report: Report, runs: int) -> None:
-    """Measure the driver's CPU while every branch waits."""
+    """Measure the driver's CPU use while every branch waits."""
     with make_engine("process") as engine:
-        actors = started(engine, 4)
+        actors = spawn_workers(engine, 4)
         left, right = (
             ParIter.from_items([3.0] * 2, pair).for_each(time.sleep).gather_async() for pair in (actors[:2], actors[2:])
         )
         flow = union_async(left, right, Iter.from_items([0]).for_each(lambda _: time.sleep(0), on="thread"))
         next(flow)
-        before, begin = time.process_time(), time.perf_counter()
+        before, start = time.process_time(), time.perf_counter()
         next(flow)
-        share = (time.process_time() - before) / (time.perf_counter() - begin)
-        flow._own.close()
+        share = (time.process_time() - before) / (time.perf_counter() - start)
+        flow._own_run.close()
     report.row("driver's CPU with all branches waiting", "under 1 %", share < 0.01, percent=100 * share)
 
 
 def events(report: Report, runs: int) -> None:
-    """Measure what a subscriber costs that writes every event to disk."""
+    """Measure the cost of a subscriber that writes every event to disk."""
     with make_engine("process") as engine, tempfile.TemporaryDirectory() as folder:
-        actors = started(engine, 2, 0.001)
+        actors = spawn_workers(engine, 2, 0.001)
         plan = create(actors, "work").for_each(lambda item: item).gather_async(num_async=2).for_each(dict)
 
         plain, lines, traced = plan.start(), plan.start(), plan.start()
@@ -301,17 +301,17 @@ def events(report: Report, runs: int) -> None:
             traced.subscribe(writer)
             idle = partial(wait_for, actors)
             for name, run in (("JSON lines", lines), ("a Perfetto trace", traced)):
-                found = ratios(reading(plain, 200, 4, idle), reading(run, 200, 4, idle), runs, 15)
-                cost = 1 / found["ratio"] - 1
+                measured = ratios(timed_slices(plain, 200, 4, idle), timed_slices(run, 200, 4, idle), runs, 15)
+                cost = 1 / measured["ratio"] - 1
                 report.row(f"events written as {name}, 1 ms items", "under 2 %", cost < 0.02, percent=100 * cost)
             for run in (plain, lines, traced):
                 run.close()
 
 
 def memory(report: Report, runs: int) -> None:
-    """Watch the driver's memory over a million items."""
+    """Measure the driver's memory over a million items."""
     with make_engine("process") as engine:
-        actors = started(engine, 2)
+        actors = spawn_workers(engine, 2)
         left, right = ParIter.from_range(2_000_000, actors).gather_async(num_async=16).split("left", "right")
         flow = union_async(left.batch(100), right.filter(lambda x: x % 100 == 0))
         sizes, process = [], psutil.Process()

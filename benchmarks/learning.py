@@ -1,9 +1,9 @@
-"""Learning gates: train with the presets, with several seeds, and hold the mean return to a bar.
+"""Learning gates: train with the presets and several seeds, and compare the mean return with a threshold.
 
 python benchmarks/learning.py [--only "ppo cartpole" "dqn acrobot"] [--seeds 3] [--write-only]
 
-What counts is the return while training, of the last 100 episodes at the end of the run, as a mean over the seeds.
-Rows that are not run again are kept. With --write-only the picture and the page are made of what was measured before.
+The return is that of the last 100 training episodes at the end of the run, as a mean over the seeds. Rows that are not
+measured again are kept. With --write-only the plot and the page are made from earlier measurements.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from raceway.ui.figures import check_matplotlib
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "benchmarks" / "learning.md"
-PICTURE = ROOT / "docs" / "images" / "learning.png"
-POINTS = 120  # of a curve that are kept
-EPISODES = 100  # of an evaluation
+PLOT = ROOT / "docs" / "images" / "learning.png"
+MAX_POINTS = 120  # per learning curve
+EPISODES = 100  # per evaluation
 
 
 @dataclass(frozen=True)
 class Gate:
-    """What must be learnt."""
+    """An algorithm, an environment, and the mean return to reach."""
 
     algorithm: str
     env: str
     bar: float
     evaluate_at: int | None = None
-    """Steps after which the greedy policy is tried too."""
+    """Environment steps after which the greedy policy is evaluated too."""
 
     @property
     def name(self) -> str:
-        """What it is asked for by."""
+        """The name on the command line."""
         return f"{self.algorithm} {self.env}"
 
 
@@ -66,65 +66,65 @@ GATES = [
 ]
 
 
-class Keep(Callback):
-    """Keeps a copy of the policy as it is after so many steps."""
+class CopyPolicy(Callback):
+    """Copies the policy after a number of environment steps."""
 
     def __init__(self, steps: int | None) -> None:
         self.steps = steps
         self.policy: Policy | None = None
 
     def on_start(self, training: Any, path: Path) -> None:
-        """Note whose policy it is."""
+        """Remember the training."""
         self.training = training
 
     def on_iteration(self, row: dict[str, Any]) -> None:
-        """Copy it when it is time."""
+        """Copy the policy once the number of steps is reached."""
         if self.steps is not None and self.policy is None and row["time/total_timesteps"] >= self.steps:
             self.policy = copy.deepcopy(self.training.policy)
 
 
 def greedy_return(policy: Policy, env: str, num_episodes: int = EPISODES) -> float:
-    """Return the mean return of the most likely actions."""
-    world, act = gym.make(env), policy.actor(None)
+    """Return the mean return of the greedy policy."""
+    env_instance, act = gym.make(env), policy.actor(None)
     total = 0.0
     for seed in range(num_episodes):
-        (obs, _), over = world.reset(seed=10_000 + seed), False
-        while not over:
+        (obs, _), ended = env_instance.reset(seed=10_000 + seed), False
+        while not ended:
             actions, _ = act(np.asarray(obs, np.float32)[None], {})
-            obs, reward, terminated, truncated, _ = world.step(actions[0])
+            obs, reward, terminated, truncated, _ = env_instance.step(actions[0])
             total += float(reward)
-            over = terminated or truncated
-    world.close()
+            ended = terminated or truncated
+    env_instance.close()
     return total / num_episodes
 
 
 def learn(gate: Gate, seed: int) -> dict[str, Any]:
-    """Train once, and return the figures."""
-    keep = Keep(gate.evaluate_at)
+    """Train once and return the measurements."""
+    copied = CopyPolicy(gate.evaluate_at)
     with tempfile.TemporaryDirectory() as folder:
-        result = train(gate.algorithm, env=gate.env, seed=seed, run_dir=f"{folder}/run", callbacks=[keep])
-    found = result.summary
+        result = train(gate.algorithm, env=gate.env, seed=seed, run_dir=f"{folder}/run", callbacks=[copied])
+    summary = result.summary
     steps, means = learning_curve(result.metrics)
-    places = np.unique(np.linspace(0, len(steps) - 1, POINTS).astype(int))
+    indices = np.unique(np.linspace(0, len(steps) - 1, MAX_POINTS).astype(int))
     return {
         "seed": seed,
-        "mean_return": found["mean_return"],
-        "timesteps": found["timesteps"],
-        "seconds": round(found["train_seconds"], 2),
-        "num_workers": found["num_workers"],
-        **({} if keep.policy is None else {"greedy_return": greedy_return(keep.policy, found["env"])}),
-        "curve": [[steps[place] for place in places], [round(means[place], 2) for place in places]],
+        "mean_return": summary["mean_return"],
+        "timesteps": summary["timesteps"],
+        "seconds": round(summary["train_seconds"], 2),
+        "num_workers": summary["num_workers"],
+        **({} if copied.policy is None else {"greedy_return": greedy_return(copied.policy, summary["env"])}),
+        "curve": [[steps[index] for index in indices], [round(means[index], 2) for index in indices]],
     }
 
 
 def measure(gate: Gate, seeds: int, report: Report) -> None:
-    """Train with so many seeds, and add a row."""
+    """Train with several seeds and add a row."""
     runs = []
     for seed in range(seeds):
         runs.append(learn(gate, seed))
         print(f"      {gate.name} seed {seed}: {runs[-1]['mean_return']:.1f}, {runs[-1]['seconds']:.1f} s", flush=True)
     mean = float(np.mean([run["mean_return"] for run in runs]))
-    figures = {
+    measured = {
         "mean": mean,
         "seeds": [round(run["mean_return"], 1) for run in runs],
         "steps": int(np.mean([run["timesteps"] for run in runs])),
@@ -132,10 +132,13 @@ def measure(gate: Gate, seeds: int, report: Report) -> None:
         "load": os.getloadavg()[0],
     }
     if gate.evaluate_at is not None:
-        figures["greedy"] = [round(run["greedy_return"], 1) for run in runs]
-    report.row(gate.name, f"{gate.bar:g}", mean >= gate.bar, **figures)
+        measured["greedy"] = [round(run["greedy_return"], 1) for run in runs]
+    report.row(gate.name, f"{gate.bar:g}", mean >= gate.bar, **measured)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    report.rows[-1] |= {"commit": commit.stdout.strip(), "runs": runs}  # rows of one file may be of different commits
+    report.rows[-1] |= {
+        "commit": commit.stdout.strip(),
+        "runs": runs,
+    }  # rows may come from different commits
 
 
 def in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -144,8 +147,8 @@ def in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted((row for row in rows if row["what"] in names), key=lambda row: names.index(row["what"]))
 
 
-def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draw return against steps: one small picture a gate, the mean and the range over seeds, the bar dashed."""
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """Plot return against environment steps, one panel per gate: mean and range over seeds, the threshold dashed."""
     check_matplotlib()
     import matplotlib
 
@@ -154,20 +157,20 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     columns = 4
-    height = -(-(len(rows) + 1) // columns)  # one more is for the legend
+    height = -(-(len(rows) + 1) // columns)  # one more panel for the legend
     figure, table = plt.subplots(height, columns, figsize=(13, 2.8 * height), layout="constrained")
     line, band, bar = "#1f5f99", "#9bb7d4", "#c0562b"
     panels = list(table.flat)
     for axes, row in zip(panels, rows, strict=False):
         curves = [run["curve"] for run in row["runs"]]
         grid = np.linspace(max(steps[0] for steps, _ in curves), min(steps[-1] for steps, _ in curves), 300)
-        many = np.stack([np.interp(grid, *both) for both in curves])
-        axes.fill_between(grid, many.min(0), many.max(0), color=band, alpha=0.45, lw=0)
-        axes.plot(grid, many.mean(0), color=line, lw=2)
+        values = np.stack([np.interp(grid, *curve) for curve in curves])
+        axes.fill_between(grid, values.min(0), values.max(0), color=band, alpha=0.45, lw=0)
+        axes.plot(grid, values.mean(0), color=line, lw=2)
         axes.axhline(float(row["bar"]), color=bar, ls="--", lw=1.3)
         axes.set_title(row["what"], loc="left", fontweight="bold", fontsize=11)
-        shown = f"{row['mean']:,.0f} in {row['seconds']:,.0f} s".replace("-", "−")
-        axes.set_title(shown, loc="right", fontsize=9.5, color="#444444")
+        subtitle = f"{row['mean']:,.0f} in {row['seconds']:,.0f} s".replace("-", "−")
+        axes.set_title(subtitle, loc="right", fontsize=9.5, color="#444444")
         axes.grid(alpha=0.25)
         axes.set_xlim(0, grid[-1])
         axes.spines[["top", "right"]].set_visible(False)
@@ -179,26 +182,26 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         axes.axis("off")
     legend.plot([], [], color=line, lw=2, label="mean over seeds")
     legend.fill_between([], [], color=band, alpha=0.45, lw=0, label="lowest to highest seed")
-    legend.plot([], [], color=bar, ls="--", lw=1.3, label="the bar")
+    legend.plot([], [], color=bar, ls="--", lw=1.3, label="threshold")
     legend.legend(frameon=False, loc="center left", fontsize=11)
-    figure.supxlabel("steps of environments", fontsize=11)
+    figure.supxlabel("environment steps", fontsize=11)
     figure.supylabel("mean return of the last 100 episodes", fontsize=11)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
 def page(rows: list[dict[str, Any]]) -> str:
-    """Return the page."""
+    """Return the page as Markdown."""
     lines = [
-        "# Learning, measured",
+        "# Learning",
         "",
-        "Written by `benchmarks/learning.py` from `benchmarks/results/learning.json`. 2 shared cores, no GPU, often",
-        "with other work beside it. Each row is `raceway train <algorithm> --env <env>` with nothing else given, so",
-        "with the preset of that environment. A return is the mean of the last 100 episodes that were played for",
-        "training, at the end of the run, noise included; seconds are those of training. The presets were chosen with",
-        "these seeds, so others may do a little worse.",
+        "Written by `python benchmarks/learning.py` from `benchmarks/results/learning.json`. 2 shared cores, no GPU,",
+        "often with other work on the machine. Each row is `raceway train <algorithm> --env <env>` with no other",
+        "option, so with the preset of that environment. A return is the mean of the last 100 training episodes at the",
+        "end of the run, exploration included; seconds are training time. The presets were chosen with these seeds, so",
+        "other seeds may do a little worse.",
         "",
-        "| algorithm | env | bar | mean return | each seed | steps | seconds | steps/s | |",
+        "| algorithm | env | threshold | mean return | each seed | environment steps | seconds | steps/s | |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -213,31 +216,31 @@ def page(rows: list[dict[str, Any]]) -> str:
         gate = next(gate for gate in GATES if gate.name == row["what"])
         if gate.evaluate_at is not None and "greedy" in row:
             each = ", ".join(f"{value:,.1f}" for value in row["greedy"])
-            lines += [f"{gate.name}, the best action of every step, {EPISODES} episodes after "
+            lines += [f"{gate.name}, greedy policy, {EPISODES} episodes after "
                       f"{gate.evaluate_at:,} steps: {each}.", ""]  # fmt: skip
-    lines += [f"![Return against steps, one picture a gate](../images/{PICTURE.name})", ""]
+    lines += [f"![Return against environment steps, one panel per gate](../images/{PLOT.name})", ""]
     return "\n".join(lines)
 
 
 def main() -> None:
-    """Train, and write the page."""
+    """Train and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [gate.name for gate in GATES]
     parser.add_argument("--only", nargs="+", default=names, choices=names, metavar="GATE", help=", ".join(names))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--write-only", action="store_true", help="only make the picture and the page")
+    parser.add_argument("--write-only", action="store_true", help="only make the plot and the page")
     options = parser.parse_args()
     report, path = Report("learning"), RESULTS / "learning.json"
     report.rows = json.loads(path.read_text())["rows"] if path.exists() else []
     for gate in [] if options.write_only else GATES:
         if gate.name in options.only:
-            before, report.rows = [row for row in report.rows if row["what"] != gate.name], []
+            other_rows, report.rows = [row for row in report.rows if row["what"] != gate.name], []
             measure(gate, options.seeds, report)
-            report.rows = in_order(before + report.rows)
-            report.write()  # what was measured is kept if it is stopped
+            report.rows = in_order(other_rows + report.rows)
+            report.write()  # measurements survive an interruption
     if report.rows:
-        PICTURE.parent.mkdir(parents=True, exist_ok=True)
-        draw(report.rows, PICTURE)
+        PLOT.parent.mkdir(parents=True, exist_ok=True)
+        plot(report.rows, PLOT)
         PAGE.write_text(page(report.rows), encoding="utf-8")
         print(f"written to {PAGE.relative_to(ROOT)}")
 

@@ -1,7 +1,7 @@
-"""MAML on tasks that it has not seen: returns before and after adapting, and beside a policy that was just trained.
+"""MAML on held-out tasks: returns before and after adaptation, compared with a policy trained by PPO.
 
-That policy is PPO's, trained for as many steps of environments over the same tasks, and adapted by the same step. It is
-also given the step size that suits it best. Tasks are paired, and intervals are of the mean over them.
+PPO trains for as many environment steps over the same tasks, and its policy is adapted by the same gradient step, and
+also with the inner learning rate that suits it best. Tasks are paired; intervals are of the mean over tasks.
 
 python benchmarks/maml.py [--env point|cheetah-direction] [--quick]
 """
@@ -31,24 +31,24 @@ from raceway.training.train import Training, train
 
 NUM_TASKS, EPISODES = 40, 20
 HELD_OUT = 10_000
-"""The seed of the tasks that are adapted to."""
-STEP_SIZES = (0.03, 0.1, 0.3, 1.0, 3.0)
+"""Seed of the held-out tasks."""
+INNER_LRS = (0.03, 0.1, 0.3, 1.0, 3.0)
 PLAIN: dict[str, Any] = {"num_envs": 64, "num_shards": 4, "num_epochs": 4, "num_minibatches": 16}
-"""How PPO plays and trains; a fragment is as long as an episode."""
+"""Settings of PPO; a fragment is as long as an episode."""
 
 
 def returns_of(policy: Policy, env: str, like: Any, inner_lr: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean returns in each held-out task before and after adapting, [tasks]. Nothing is trained.
+    """Return the mean return in each held-out task before and after adaptation, [tasks], without training.
 
     Args:
-        policy: what adapts.
-        env: where.
-        like: the config that it was trained with, which says what its network is.
-        inner_lr: the size of the step.
+        policy: the policy to adapt.
+        env: the environment.
+        like: the config it was trained with, which determines its network.
+        inner_lr: the inner learning rate.
     """
-    found = find_algorithm("maml")
+    algorithm = find_algorithm("maml")
     more: dict[str, Any] = {"num_shards": NUM_TASKS, "num_envs": NUM_TASKS * EPISODES, "seed": HELD_OUT}
-    training = Training(found, found.settings(env=env, engine="inline", **more))
+    training = Training(algorithm, algorithm.settings(env=env, engine="inline", **more))
     rollouts = dataclasses.replace(training.rollouts, kind=like.kind, hidden=like.hidden)
     with worker_compute_settings(), make_engine("inline") as engine:
         training.rollouts = rollouts
@@ -56,14 +56,14 @@ def returns_of(policy: Policy, env: str, like: Any, inner_lr: float) -> tuple[np
         weights = UpdateWeights(Learner(policy, 1.0), workers)
         weights.send(workers)
         inner = InnerAdapt(weights, partial(adapt_parameters, policy, inner_loss, inner_lr))
-        played = parallel_rollouts(workers, rollouts).for_each(FitBaseline(training.cfg.gamma)).gather_sync()
-        tasks = next(iter(played.combine(inner).take(1)))
-    means = [[episode_sums(one["reward"], one["length"]).mean() for one in task] for task in tasks]
+        rounds = parallel_rollouts(workers, rollouts).for_each(FitBaseline(training.cfg.gamma)).gather_sync()
+        tasks = next(iter(rounds.combine(inner).take(1)))
+    means = [[episode_sums(batch["reward"], batch["length"]).mean() for batch in task] for task in tasks]
     before, after = np.array(means).T
     return before, after
 
 
-def trained(algorithm: str, **settings: Any) -> Result:
+def train_inline(algorithm: str, **settings: Any) -> Result:
     """Train in this process."""
     with tempfile.TemporaryDirectory() as folder:
         return train(algorithm, engine="inline", run_dir=f"{folder}/run", **settings)
@@ -76,43 +76,46 @@ def interval(values: np.ndarray) -> dict[str, float]:
 
 
 def compare(report: Report, env: str, seed: int, steps: int | None) -> None:
-    """Train both, and adapt both to the same tasks."""
+    """Train with both algorithms and adapt both policies to the same tasks."""
     length = {} if steps is None else {"total_timesteps": steps}
     cfg = find_algorithm("maml").settings(env=env, **length)
-    begin = time.perf_counter()
-    meta = trained("maml", env=env, seed=seed, **length)
-    seconds, steps = time.perf_counter() - begin, meta.summary["timesteps"]
+    start = time.perf_counter()
+    meta = train_inline("maml", env=env, seed=seed, **length)
+    seconds, steps = time.perf_counter() - start, meta.summary["timesteps"]
     print(f"{env}: maml {steps:,} steps in {seconds:.0f} s", flush=True)
     plain_settings = {**PLAIN, "env": env, "seed": seed, "total_timesteps": steps}
     plain_settings["fragment_steps"] = int(np.ceil(meta.metrics[-1]["rollout/ep_len_mean"]))
     plain_cfg = find_algorithm("ppo").settings(**plain_settings)
-    plain = trained("ppo", **plain_settings)
+    plain = train_inline("ppo", **plain_settings)
     print(f"{env}: ppo {plain.summary['timesteps']:,} steps", flush=True)
     before, after = returns_of(meta.policy, env, cfg, cfg.inner_lr)
-    found = {size: returns_of(plain.policy, env, plain_cfg, size) for size in (cfg.inner_lr, *STEP_SIZES)}
-    best = max(found, key=lambda size: found[size][1].mean())
-    (start, same), (_, well) = found[cfg.inner_lr], found[best]
-    shown = {"before": before, "after": after, "plain_before": start, "plain_after": same, "plain_after_best": well}
-    for name, values in shown.items():
+    plain_returns = {size: returns_of(plain.policy, env, plain_cfg, size) for size in (cfg.inner_lr, *INNER_LRS)}
+    best = max(plain_returns, key=lambda size: plain_returns[size][1].mean())
+    (plain_before, same_lr), (_, best_lr) = plain_returns[cfg.inner_lr], plain_returns[best]
+    returns = {
+        "before": before, "after": after,
+        "plain_before": plain_before, "plain_after": same_lr, "plain_after_best": best_lr,
+    }  # fmt: skip
+    for name, values in returns.items():
         print(f"    {name:<17}" + ", ".join(f"{key} {value:.2f}" for key, value in interval(values).items()))
-    figures = {f"{name}_{key}": value for name, values in shown.items() for key, value in interval(values).items()}
+    intervals = {f"{name}_{key}": value for name, values in returns.items() for key, value in interval(values).items()}
     about = {"timesteps": steps, "train_seconds": seconds, "inner_lr": cfg.inner_lr, "plain_best_inner_lr": best}
     bar = f"interval over {NUM_TASKS} held-out tasks above 0"
     gain = interval(after - before)
     report.row(f"{env}: maml, return after adapting - before it", bar, gain["low"] > 0, **gain)
-    for name, other in (("the same step", same), (f"its best step size of {len(found)}", well)):
-        more = interval(after - other)
-        report.row(f"{env}: after adapting, maml - ppo with {name}", bar, more["low"] > 0, **more)
-    apart = figures["after_low"] > max(figures["before_high"], figures["plain_after_high"])
-    report.row(f"{env}: returns", "intervals do not overlap", apart, **figures, **about)
+    for name, other in (("the same step", same_lr), (f"its best step size of {len(plain_returns)}", best_lr)):
+        difference = interval(after - other)
+        report.row(f"{env}: after adapting, maml - ppo with {name}", bar, difference["low"] > 0, **difference)
+    apart = intervals["after_low"] > max(intervals["before_high"], intervals["plain_after_high"])
+    report.row(f"{env}: returns", "intervals do not overlap", apart, **intervals, **about)
 
 
 def main() -> None:
-    """Compare on both."""
+    """Compare in both environments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", choices=["point", "cheetah-direction"], action="append")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the steps, of points only")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the steps, and PointGoals only")
     arguments = parser.parse_args()
     envs = arguments.env or (["point"] if arguments.quick else ["point", "cheetah-direction"])
     report = Report("maml")

@@ -1,14 +1,14 @@
-"""The paper's IMPALA measurements: sampling with a policy of one scalar (figure 8), training (table 2, figure 9).
+"""The paper's IMPALA measurements: sampling with a one-parameter policy (figure 8), training (table 2, figure 9).
 
 python benchmarks/paper.py [--only sampling training] [--workers 1 2 4 8 16] [--pairs 25]
 
-The same algorithm three times: as a flow on the ray engine, written by hand on bare Ray actors and `ray.wait`, and as
-the same flow on the process engine. They take turns in short slices, the last one in every third turn.
+The same algorithm three times: as a flow on the ray engine, by hand on bare Ray actors with `ray.wait`, and as the same
+flow on the process engine. They alternate in short slices, the last one in every third turn.
 
-Both programs on Ray have the same workers, learner and Ray, which the engine started (so workers of both have ordinary
-priority). What differs is the flow, how values travel, and that its workers keep freed memory. A pair of slices
-scatters by a tenth here, so each row has the interval that the median lies in with a probability of 90 % (a bootstrap
-over the pairs), to tell a miss from noise. One more row holds the mean of all rows to 1.
+Both programs on Ray have the same workers, learner and Ray, which the engine started (so the workers of both have
+ordinary priority). They differ in the flow, in how values travel, and in that the flow's workers keep freed memory.
+Pairs of slices vary by a tenth here, so each row has a 90 % bootstrap interval of the median, to tell a miss from
+noise. One more row compares the mean of all rows with 1.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from raceway.rl import Batch, num_steps
 from raceway.training.train import Training
 
 SAMPLING = {"env": "CartPole-v1", "fragment_steps": 250}
-BATCH = 100_000  # steps for one step of the optimiser
-ENVS_A_WORKER = 20
-IN_FLIGHT = 2  # fragments that a worker has to play while the learner is busy with another one, on all sides
+BATCH = 100_000  # environment steps per update
+ENVS_PER_WORKER = 20
+IN_FLIGHT = 2  # fragments that a worker has queued while the learner is busy with another, on all sides
 
 
 class Scalar(nn.Module):
-    """A network of one number, whatever it sees."""
+    """A network with one parameter, its output for every observation."""
 
     def __init__(self, scalar: nn.Parameter, num: int) -> None:
         super().__init__()
@@ -57,13 +57,13 @@ class Scalar(nn.Module):
 
 
 def scalar(observation_space: spaces.Space, action_space: Any) -> tuple[nn.Module, nn.Module]:
-    """Return what acts and what values: the same number."""
+    """Return the actor and the critic: the same parameter."""
     shared = nn.Parameter(torch.zeros(()))
     return Scalar(shared, int(action_space.n)), Scalar(shared, 1)
 
 
-class Player(RolloutWorker):
-    """A worker that counts for itself, and does what a flow would have done on its shard."""
+class BareRolloutWorker(RolloutWorker):
+    """A worker that numbers its own items and runs the operators that a flow would run on its shard."""
 
     def __init__(self, settings: RolloutSettings, cfg: Any, number: int) -> None:
         torch.set_num_threads(1)
@@ -71,28 +71,28 @@ class Player(RolloutWorker):
         self.shard, self.number = Shard(number, settings.num_shards, settings.seed), 0
         self.add = AddLogProbs(cfg.gamma, cfg.scale_rewards)
 
-    def play(self) -> Batch:
+    def collect(self) -> Batch:
         """Return the next fragment."""
         self.number += 1
         return self.add(self.sample(shard=self.shard, number=self.number - 1), actor=self)
 
 
 def by_hand(training: Training) -> Iterator[int]:
-    """Run IMPALA as one would write it on Ray's actors, and give the steps of each batch."""
+    """Run IMPALA as one would write it on Ray actors; yield the environment steps of each batch."""
     cfg, learner, concat = training.cfg, training.learner, ConcatFragments()
-    make = ray.remote(num_cpus=0)(Player)
+    make = ray.remote(num_cpus=0)(BareRolloutWorker)
     actors = [make.remote(training.rollouts, cfg, number) for number in range(cfg.num_shards)]
     weights = ray.put(learner.policy.weights())
     out = {}
     for actor in actors:
         actor.set_weights.remote(weights)
-        out.update({actor.play.remote(): actor for _ in range(IN_FLIGHT)})
+        out.update({actor.collect.remote(): actor for _ in range(IN_FLIGHT)})
     held: list[tuple[Any, Batch]] = []
     while True:
         (done,), _ = ray.wait(list(out), num_returns=1)
         actor = out.pop(done)
         held.append((actor, ray.get(done)))
-        out[actor.play.remote()] = actor
+        out[actor.collect.remote()] = actor
         if len(held) == cfg.num_fragments:
             batch = concat([fragment for _, fragment in held])
             learner.train(partial(loss, cfg=cfg), batch)
@@ -104,7 +104,7 @@ def by_hand(training: Training) -> Iterator[int]:
 
 
 def as_flow(run: Iterator[dict[str, Any]], training: Training) -> Iterator[int]:
-    """Run the plan of `raceway train impala`, and give the steps of each batch."""
+    """Run the plan of `raceway train impala`; yield the environment steps of each batch."""
     before = 0
     for _ in run:
         yield training.report.timesteps - before
@@ -112,49 +112,49 @@ def as_flow(run: Iterator[dict[str, Any]], training: Training) -> Iterator[int]:
 
 
 def rate_of(program: Iterator[int], seconds: float, num_old: int) -> Callable[[], float]:
-    """Return a function that reads a program for a while, and returns its steps a second.
+    """Return a function that runs a program for some seconds and returns environment steps per second.
 
-    So many batches before are of what was played, or asked for, while the other sides had their turns.
+    The first `num_old` batches are not timed: they were collected or requested while the other sides had their turns.
     """
 
     def read() -> float:
         for _ in range(num_old):
             next(program)
-        steps, begin = 0, time.perf_counter()
-        while time.perf_counter() - begin < seconds:
+        steps, start = 0, time.perf_counter()
+        while time.perf_counter() - start < seconds:
             steps += next(program)
-        return steps / (time.perf_counter() - begin)
+        return steps / (time.perf_counter() - start)
 
     return read
 
 
 def compare(settings: dict[str, Any], num_workers: int, seconds: float, pairs: int) -> dict[str, float]:
-    """Return medians over pairs of slices: flow / by hand, with its interval, and the process engine's / by hand.
+    """Return medians over pairs of slices: flow / by hand with its interval, and process engine / by hand.
 
-    Half of the pairs are of a flow whose workers were started before those of the other, half of one whose were after.
+    In half of the pairs the flow's workers were started before the other's, in half after.
     """
-    names, found = ("ray", "by_hand", "process"), list[dict[str, float]]()
+    names, turns = ("ray", "by_hand", "process"), list[dict[str, float]]()
     for order in (names, ("by_hand", "ray", "process")):
-        found += taken_turns(settings, num_workers, seconds, -(-pairs // 2), order)
-    ratios = {name: [one[name] / one["by_hand"] for one in found if name in one] for name in ("ray", "process")}
+        turns += measure_turns(settings, num_workers, seconds, -(-pairs // 2), order)
+    ratios = {name: [turn[name] / turn["by_hand"] for turn in turns if name in turn] for name in ("ray", "process")}
     low, high = interval(ratios["ray"])
-    middle = {f"{name}_per_s": statistics.median(one[name] for one in found if name in one) for name in names}
+    medians = {f"{name}_per_s": statistics.median(turn[name] for turn in turns if name in turn) for name in names}
     return {
         "ratio": statistics.median(ratios["ray"]), "low": low, "high": high,
-        "process_ratio": statistics.median(ratios["process"]), **middle,
+        "process_ratio": statistics.median(ratios["process"]), **medians,
     }  # fmt: skip
 
 
-def taken_turns(
+def measure_turns(
     settings: dict[str, Any], num_workers: int, seconds: float, pairs: int, order: tuple[str, ...]
 ) -> list[dict[str, float]]:
-    """Start the sides in some order, and return their steps a second in every turn."""
+    """Start the sides in the given order and return their environment steps per second in every turn."""
 
     def training(engine: str) -> Training:
         shards = {"num_workers": num_workers, "num_shards": num_workers, "engine": engine}
-        found = find_algorithm("impala")
-        # A flow counts the fragment that is being dealt with among those a shard may have out.
-        return Training(found, found.settings(**settings, **shards, num_async=IN_FLIGHT + 1, stop_seconds=1e9))
+        algorithm = find_algorithm("impala")
+        # A flow counts the fragment that is being consumed among the outstanding ones of a shard.
+        return Training(algorithm, algorithm.settings(**settings, **shards, num_async=IN_FLIGHT + 1, stop_seconds=1e9))
 
     num_old = -(-(IN_FLIGHT + 1) * num_workers // settings["num_fragments"])
     sides: dict[str, Callable[[], float]] = {}
@@ -162,83 +162,83 @@ def taken_turns(
         stack.enter_context(worker_compute_settings())
         stack.enter_context(make_engine("ray"))  # starts Ray
         for name in order:
-            one = training("process" if name == "process" else "ray")
+            side = training("process" if name == "process" else "ray")
             if name == "by_hand":
-                program = by_hand(one)
+                program = by_hand(side)
             else:
-                plan = stack.enter_context(one.open_flow(run=True))
-                program = as_flow(stack.enter_context(plan.start()), one)
+                plan = stack.enter_context(side.open_flow(run=True))
+                program = as_flow(stack.enter_context(plan.start()), side)
             sides[name] = rate_of(program, seconds, num_old)
             sides[name]()
-        found: list[dict[str, float]] = []
+        turns: list[dict[str, float]] = []
         for turn in range(pairs):
             names = [name for name in sides if name != "process" or turn % 3 == 0]
-            found.append({name: sides[name]() for name in (names if turn % 2 == 0 else reversed(names))})
-    return found
+            turns.append({name: sides[name]() for name in (names if turn % 2 == 0 else reversed(names))})
+    return turns
 
 
-def interval(values: list[float], chance: float = 0.9, draws: int = 10_000) -> tuple[float, float]:
-    """Return between which numbers the median lies with some probability."""
-    drawn = np.random.default_rng(0).choice(values, (draws, len(values)))
-    low, high = np.quantile(np.median(drawn, 1), [(1 - chance) / 2, (1 + chance) / 2])
+def interval(values: list[float], level: float = 0.9, num_samples: int = 10_000) -> tuple[float, float]:
+    """Return a bootstrap interval of the median."""
+    samples = np.random.default_rng(0).choice(values, (num_samples, len(values)))
+    low, high = np.quantile(np.median(samples, 1), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 
 def sampling(report: Report, workers: list[int], pairs: int) -> None:
-    """Figure 8: how fast samples come when learning costs nothing."""
+    """Figure 8: sampling throughput when learning costs nothing."""
     for num in workers:
-        fragments = BATCH // (ENVS_A_WORKER * SAMPLING["fragment_steps"])  # type: ignore[operator]
-        settings = SAMPLING | {"network": scalar, "num_envs": ENVS_A_WORKER * num, "num_fragments": fragments}
-        found = compare(settings, num, 1.0, pairs)
-        add(report, f"sampling, a policy of one scalar, batches of 100K, {num} workers", found)
+        fragments = BATCH // (ENVS_PER_WORKER * SAMPLING["fragment_steps"])  # type: ignore[operator]
+        settings = SAMPLING | {"network": scalar, "num_envs": ENVS_PER_WORKER * num, "num_fragments": fragments}
+        measured = compare(settings, num, 1.0, pairs)
+        add(report, f"sampling, a one-parameter policy, batches of 100K, {num} workers", measured)
 
 
 def training(report: Report, workers: list[int], pairs: int) -> None:
-    """Table 2 and figure 9: how fast IMPALA trains."""
-    # On Atari a batch takes long, so it is a small one: sides that take turns quickly see the same machine.
+    """Table 2 and figure 9: training throughput of IMPALA."""
+    # A batch of Atari takes long, so it is small: sides that alternate quickly see the same machine load.
     for env, num_envs, steps, seconds in (
         ("Pendulum-v1", 32, 50, 0.7),
         ("ALE/Pong-v5", 8, 20, 0.8),
         ("ALE/Breakout-v5", 8, 20, 0.8),
     ):
-        for num in [one for one in workers if one <= 8]:
+        for num in [count for count in workers if count <= 8]:
             settings = {"env": env, "num_envs": num_envs, "fragment_steps": steps, "num_fragments": num}
             add(report, f"IMPALA on {env}, {num} workers", compare(settings, num, seconds, pairs))
 
 
-def add(report: Report, what: str, found: dict[str, float]) -> None:
-    """Report the flow beside the same by hand."""
+def add(report: Report, what: str, measured: dict[str, float]) -> None:
+    """Add a row that compares the flow with the program by hand."""
     what = f"{what}: flow on ray / by hand on bare Ray"
-    report.row(what, "at least 1", found["ratio"] >= 1, **found)
+    report.row(what, "at least 1", measured["ratio"] >= 1, **measured)
 
 
 def finish(report: Report) -> None:
-    """Write the rows beside those that were measured before, with the geometric mean of all, and draw them."""
-    whole = "all rows"
+    """Write the rows together with earlier ones, add their geometric mean, and plot them."""
+    summary = "all rows"
     report.write(keep=True)
     path = RESULTS / f"{report.name}.json"
-    found = json.loads(path.read_text())
-    rows = sorted((row for row in found["rows"] if row["what"] != whole), key=place_of)
+    results = json.loads(path.read_text())
+    rows = sorted((row for row in results["rows"] if row["what"] != summary), key=sort_key)
     mean = statistics.geometric_mean(row["ratio"] for row in rows)
-    report.row(whole, "at least 1", mean >= 1, ratio=mean)
-    path.write_text(json.dumps({**found, "rows": [*rows, report.rows[-1]]}, indent=2) + "\n")
-    draw(rows, RESULTS / f"{report.name}.png")
+    report.row(summary, "at least 1", mean >= 1, ratio=mean)
+    path.write_text(json.dumps({**results, "rows": [*rows, report.rows[-1]]}, indent=2) + "\n")
+    plot(rows, RESULTS / f"{report.name}.png")
 
 
-def place_of(row: dict[str, Any]) -> tuple[bool, str, int]:
-    """Return by what a row is sorted: sampling first, then environments, each by the number of workers."""
-    title, num = named(row)
+def sort_key(row: dict[str, Any]) -> tuple[bool, str, int]:
+    """Return the sort key of a row: sampling first, then environments, each by the number of workers."""
+    title, num = parse_row(row)
     return not title.startswith("sampling"), title, num
 
 
-def named(row: dict[str, Any]) -> tuple[str, int]:
-    """Return what a row is of, and with how many workers."""
+def parse_row(row: dict[str, Any]) -> tuple[str, int]:
+    """Return the title of a row and its number of workers."""
     title, _, rest = row["what"].rpartition(", ")
     return title, int(rest.split()[0])
 
 
-def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draw steps a second by the number of workers."""
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """Plot environment steps per second by the number of workers."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -246,14 +246,14 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
     groups: dict[str, list[tuple[int, dict[str, Any]]]] = {}
     for row in rows:
-        title, num = named(row)
+        title, num = parse_row(row)
         groups.setdefault(title, []).append((num, row))
     figure, axes = plt.subplots(1, len(groups), figsize=(4.2 * len(groups), 3.4), squeeze=False)
     names = {"process_per_s": "flow, process engine", "ray_per_s": "flow, ray engine", "by_hand_per_s": "bare Ray"}
     for axis, (title, points) in zip(axes[0], groups.items(), strict=True):
         for name, label in names.items():
             axis.plot([num for num, _ in points], [row[name] for _, row in points], marker="o", label=label)
-        axis.set(title=title.replace(", a policy of one scalar, batches of 100K", ", one scalar"), xlabel="workers")
+        axis.set(title=title.replace(", a one-parameter policy, batches of 100K", ", one parameter"), xlabel="workers")
         axis.set_xscale("log", base=2)
         axis.set_xticks([num for num, _ in points], [str(num) for num, _ in points])
         axis.set_ylim(bottom=0)
@@ -268,7 +268,7 @@ PARTS = {"sampling": sampling, "training": training}
 
 
 def main() -> None:
-    """Run the parts that were asked for."""
+    """Run the selected parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--workers", nargs="+", type=int, default=[1, 2, 4, 8, 16])

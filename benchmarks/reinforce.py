@@ -1,9 +1,9 @@
-"""REINFORCE as a whole, beside the plain loop that people write, and where distribution helps.
+"""Whole trainings of REINFORCE, compared with the plain loop that people write; and when distribution helps.
 
 python benchmarks/reinforce.py [--quick]
 
-The plain loop: one environment, one step at a time, a policy for a batch of one with autograd on,
-`torch.distributions`, and log-probabilities kept with their graph and summed step by step into the loss.
+The plain loop has one environment, a forward pass with autograd for every step, `torch.distributions`, and
+log-probabilities whose graph is kept and summed step by step into the loss.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from raceway.training.train import Training, train
 
 
 class PlainPolicy(nn.Module):
-    """As the plain program has it."""
+    """The policy of the plain program."""
 
     def __init__(self, env: gym.Env) -> None:
         super().__init__()
@@ -60,29 +60,29 @@ class PlainLoop:
         self.num_episodes = num_episodes
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=3e-4 if self.policy.continuous else 1e-2)
         if weights is not None:
-            mine = self.policy.state_dict()
-            for (name_, value), theirs in zip(mine.items(), _ordered(weights, mine), strict=True):
-                assert value.shape == theirs.shape, name_
-                value.copy_(torch.from_numpy(theirs))
+            state = self.policy.state_dict()
+            for (key, value), array in zip(state.items(), _ordered(weights, state), strict=True):
+                assert value.shape == array.shape, key
+                value.copy_(torch.from_numpy(array))
 
     def iterate(self) -> int:
-        """Play the episodes, and take a step. Return the steps of the environment."""
+        """Collect the episodes and take one gradient step. Return the number of environment steps."""
         steps, losses = 0, []
         for _ in range(self.num_episodes):
-            log_probs, rewards, over = [], [], False
+            log_probs, rewards, ended = [], [], False
             state, _ = self.env.reset()
-            while not over:
-                spread = self.policy(torch.from_numpy(np.asarray(state, np.float32)).unsqueeze(0))
-                action = spread.sample()
-                log_probs.append(spread.log_prob(action).sum())
-                given = action.squeeze(0).numpy() if self.policy.continuous else action.item()
-                state, reward, terminated, truncated, _ = self.env.step(given)
+            while not ended:
+                distribution = self.policy(torch.from_numpy(np.asarray(state, np.float32)).unsqueeze(0))
+                action = distribution.sample()
+                log_probs.append(distribution.log_prob(action).sum())
+                env_action = action.squeeze(0).numpy() if self.policy.continuous else action.item()
+                state, reward, terminated, truncated, _ = self.env.step(env_action)
                 rewards.append(float(reward))
-                over = terminated or truncated
-            returns, later = [], 0.0
+                ended = terminated or truncated
+            returns, discounted = [], 0.0
             for reward in reversed(rewards):
-                later = reward + 0.99 * later
-                returns.insert(0, later)
+                discounted = reward + 0.99 * discounted
+                returns.insert(0, discounted)
             scaled = torch.tensor(returns)
             scaled = (scaled - scaled.mean()) / (scaled.std() + 1e-8) if len(returns) > 1 else scaled
             loss = torch.zeros(())
@@ -104,15 +104,15 @@ def _ordered(weights: dict[str, np.ndarray], like: dict[str, torch.Tensor]) -> l
 
 
 def rate(loop: PlainLoop, length: float) -> float:
-    """Return the loop's steps a second over so many seconds."""
-    begin, steps = time.perf_counter(), 0
-    while steps == 0 or time.perf_counter() - begin < length:
+    """Return the environment steps per second of the plain loop, over at least `length` seconds."""
+    start, steps = time.perf_counter(), 0
+    while steps == 0 or time.perf_counter() - start < length:
         steps += loop.iterate()
-    return steps / (time.perf_counter() - begin)
+    return steps / (time.perf_counter() - start)
 
 
 def cartpole(report: Report, quick: bool) -> None:
-    """Compare whole trainings on CartPole: a hundred iterations, beside the loop before and after."""
+    """Compare a whole training on CartPole with the plain loop, measured before and after it."""
     before = rate(PlainLoop("CartPole-v1", 20), 5)
     with tempfile.TemporaryDirectory() as folder:
         result = train("reinforce", env="cartpole", iterations=20 if quick else 100, run_dir=f"{folder}/run")
@@ -131,14 +131,14 @@ def cartpole(report: Report, quick: bool) -> None:
 
 
 def _raw(pipe: Any) -> None:
-    play = raw_side("Ant-v5", 50)
-    play()
+    step = raw_side("Ant-v5", 50)
+    step()
     pipe.send(0.0)
     while (length := pipe.recv()) is not None:
-        begin, steps = time.perf_counter(), 0
-        while time.perf_counter() - begin < length:
-            steps += play()
-        pipe.send(steps / (time.perf_counter() - begin))
+        start, steps = time.perf_counter(), 0
+        while time.perf_counter() - start < length:
+            steps += step()
+        pipe.send(steps / (time.perf_counter() - start))
 
 
 class TwoRaw:
@@ -156,91 +156,91 @@ class TwoRaw:
             pipe.recv()
 
     def rate(self, length: float) -> float:
-        """Return their steps a second, together."""
+        """Return their environment steps per second, added up."""
         for pipe in self.pipes:
             pipe.send(length)
         return float(sum(pipe.recv() for pipe in self.pipes))
 
     def close(self) -> None:
-        """End them."""
+        """End the processes."""
         for pipe, process in zip(self.pipes, self.processes, strict=True):
             pipe.send(None)
             process.join()
 
 
 def ant(report: Report, quick: bool) -> None:
-    """Compare training on Ant with the plain loop, and with what the environment allows, in short turns."""
+    """Compare training on Ant with the plain loop and with bare `env.step`, in short turns."""
     iterate, close = iteration_side("process")
     iterate()
     raw, plain = TwoRaw(), PlainLoop("Ant-v5", 100)
-    found: dict[str, list[float]] = {"ours": [], "raw": [], "plain": []}
+    rates: dict[str, list[float]] = {"ours": [], "raw": [], "plain": []}
     for _ in range(2 if quick else 6):
         for _ in range(4):
-            found["raw"].append(raw.rate(1.5))
-            begin = time.perf_counter()
+            rates["raw"].append(raw.rate(1.5))
+            start = time.perf_counter()
             steps = iterate()
-            found["ours"].append(steps / (time.perf_counter() - begin))
-        found["plain"].append(rate(plain, 0))  # an iteration
+            rates["ours"].append(steps / (time.perf_counter() - start))
+        rates["plain"].append(rate(plain, 0))  # one iteration
     close()
     raw.close()
-    mean = {name: statistics.mean(values) for name, values in found.items()}
-    share, times = mean["ours"] / mean["raw"], mean["ours"] / mean["plain"]
-    report.row("Ant, 2 workers: steps/s of training / the plain loop", "at least 5", times >= 5, ratio=times,
-               steps_per_s=mean["ours"], plain_per_s=mean["plain"])  # fmt: skip
-    report.row("Ant, 2 workers: steps/s of training / two processes that only step", "at least 0.8", share >= 0.8,
-               ratio=share, raw_per_s=mean["raw"])  # fmt: skip
+    mean = {name: statistics.mean(values) for name, values in rates.items()}
+    raw_ratio, plain_ratio = mean["ours"] / mean["raw"], mean["ours"] / mean["plain"]
+    report.row("Ant, 2 workers: steps/s of training / the plain loop", "at least 5", plain_ratio >= 5,
+               ratio=plain_ratio, steps_per_s=mean["ours"], plain_per_s=mean["plain"])  # fmt: skip
+    report.row("Ant, 2 workers: steps/s of training / two processes that only step", "at least 0.8", raw_ratio >= 0.8,
+               ratio=raw_ratio, raw_per_s=mean["raw"])  # fmt: skip
 
 
 def executors(report: Report) -> None:
-    """Measure whole iterations with 1, 5, 10 and 20 workers on an environment that waits."""
+    """Measure whole iterations with 1, 5, 10 and 20 workers on an environment that sleeps."""
     settings: dict[str, Any] = {"env": Timed, "env_kwargs": {"milliseconds": 50.0, "waits": True}}
-    alone = 0.0
+    reference = 0.0
     for workers, bar in ((1, 1.0), (5, 4.8), (10, 9.0), (20, 17.0)):
         iterate, close = iteration_side("process", num_workers=workers, **settings)
         iterate()
-        taken = []
+        durations = []
         for _ in range(2 if workers == 1 else 4):
-            begin = time.perf_counter()
+            start = time.perf_counter()
             iterate()
-            taken.append(time.perf_counter() - begin)
+            durations.append(time.perf_counter() - start)
         close()
-        alone = alone or statistics.median(taken)
-        speed_up = alone / statistics.median(taken)
+        reference = reference or statistics.median(durations)
+        speed_up = reference / statistics.median(durations)
         report.row(f"100 episodes that wait 50 ms, weights and learner included: {workers} workers / 1",
                    f"at least {bar:g}" if workers > 1 else "the reference", speed_up >= bar,
-                   speed_up=speed_up, seconds=statistics.median(taken))  # fmt: skip
+                   speed_up=speed_up, seconds=statistics.median(durations))  # fmt: skip
 
 
 def when_it_helps(report: Report) -> None:
-    """Measure iterations of episodes of several lengths, here and on two workers, and see what `auto` chooses."""
+    """Measure iterations of episodes of several durations by number of workers, and what `auto` chooses."""
     for milliseconds, episodes in ((1, 100), (15, 100), (50, 40), (100, 40), (1000, 20)):
         for waits in (False, True):
             settings: dict[str, Any] = {
                 "env": Timed, "env_kwargs": {"milliseconds": float(milliseconds), "waits": waits},
                 "episodes_per_iter": episodes,
             }  # fmt: skip
-            found = find_algorithm("reinforce")
-            chosen = Training(found, found.settings(**settings))
+            algorithm = find_algorithm("reinforce")
+            chosen = Training(algorithm, algorithm.settings(**settings))
             counts = sorted({0, 2, 20, chosen.num_workers})
             seconds = {}
             for workers in counts:
                 iterate, close = iteration_side("process" if workers else "inline", num_workers=workers, **settings)
                 iterate()
-                begin = time.perf_counter()
+                start = time.perf_counter()
                 for _ in range(times := 5 if milliseconds < 50 else 1):
                     iterate()
-                seconds[workers] = (time.perf_counter() - begin) / times
+                seconds[workers] = (time.perf_counter() - start) / times
                 close()
             best = min(seconds.values())
-            # A few milliseconds an iteration are not worth starting workers for.
-            right = seconds[chosen.num_workers] <= 1.15 * best or seconds[chosen.num_workers] - best < 0.1
+            # A few milliseconds per iteration are not worth starting workers for.
+            good_choice = seconds[chosen.num_workers] <= 1.15 * best or seconds[chosen.num_workers] - best < 0.1
             report.row(
                 f"episodes of {milliseconds} ms that {'wait' if waits else 'compute'}, {episodes} an iteration: "
                 "seconds an iteration by workers",
                 "auto's choice within 15 % of the best, or 0.1 s",
-                right,
+                good_choice,
                 auto=chosen.num_workers,
-                **{f"workers_{workers}": taken for workers, taken in seconds.items()},
+                **{f"workers_{workers}": duration for workers, duration in seconds.items()},
             )
 
 
@@ -248,17 +248,17 @@ def from_the_prompt(report: Report) -> None:
     """Time one iteration from the shell prompt to the prompt."""
     arguments = ["train", "reinforce", "--env", "cartpole", "--iterations", "1", "--engine", "process", "--json"]
     for more in ([], ["--num-workers", "2"]):
-        taken = []
+        durations = []
         for _ in range(3):
             with tempfile.TemporaryDirectory() as folder:
-                begin = time.perf_counter()
+                start = time.perf_counter()
                 done = subprocess.run(
                     [sys.executable, "-m", "raceway", *arguments, *more, "--run-dir", f"{folder}/run"],
                     capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1],
                 )  # fmt: skip
-                taken.append(time.perf_counter() - begin)
+                durations.append(time.perf_counter() - start)
                 json.loads(done.stdout.splitlines()[-1])
-        wall = statistics.median(taken)
+        wall = statistics.median(durations)
         report.row(
             f"one iteration of CartPole from the prompt {' '.join(more)}".strip(), "under 5 s", wall < 5, seconds=wall
         )

@@ -1,9 +1,9 @@
-"""Replay beside TorchRL's own, sampling in parallel, and how many frames fit.
+"""Replay compared with TorchRL's, parallel sampling, and memory for frames.
 
 python benchmarks/replay.py [--seconds 1] [--blocks 5] [--only NAME ...]
 
-Sides take turns in short blocks. The plain program is what people write with TorchRL: one environment, one step at a
-time, a policy for a batch of one, the library's own buffer and loss.
+Sides alternate in short blocks. The plain program is what people write with TorchRL: one environment, one forward pass
+per step, the library's own buffer and loss.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ROWS, CAPACITY = 256, 100_000
 
 
 def cartpole_rows(num: int) -> dict[str, np.ndarray]:
-    """Make transitions of the size of CartPole's."""
+    """Make transitions of CartPole's size."""
     random = np.random.default_rng(0)
     return {
         "obs": random.standard_normal((num, 4), np.float32),
@@ -52,7 +52,7 @@ def cartpole_rows(num: int) -> dict[str, np.ndarray]:
 
 
 def torchrl_buffer(prioritised: bool) -> tuple[Any, Any]:
-    """Make TorchRL's buffer, full, and a batch for it."""
+    """Return a full TorchRL buffer and a batch for it."""
     from tensordict import TensorDict
     from torchrl.data import LazyTensorStorage, TensorDictPrioritizedReplayBuffer, TensorDictReplayBuffer
 
@@ -83,22 +83,22 @@ def torchrl_buffer(prioritised: bool) -> tuple[Any, Any]:
 
 
 def has_trees() -> bool:
-    """Whether TorchRL's extension can be loaded: it is built for one version of torch, and needed for priorities."""
+    """Whether TorchRL's C++ extension loads: it is built for one version of torch, and prioritised buffers need it."""
     from torchrl.data.replay_buffers import samplers
 
     return samplers.SumSegmentTreeFp32 is not None
 
 
 def kinds() -> list[bool]:
-    """Return which buffers can be compared: uniform ones, and those with priorities."""
+    """Return which buffers can be compared: uniform (False) and prioritised (True)."""
     if not has_trees():
-        print(f"TorchRL's extension does not load with torch {torch.__version__}: priorities are not compared")
+        print(f"TorchRL's extension does not load with torch {torch.__version__}: prioritised buffers are not compared")
         return [False]
     return [False, True]
 
 
 def buffer_sides(prioritised: bool) -> dict[str, dict[str, Side]]:
-    """Return inserting, drawing, and drawing with new priorities, on both sides."""
+    """Return both sides of inserting, and of sampling (with a priority update if prioritised)."""
     theirs, their_batch = torchrl_buffer(prioritised)
     ours, our_batch = Replay(CAPACITY, alpha=0.6 if prioritised else None), cartpole_rows(ROWS)
     for _ in range(-(-CAPACITY // ROWS)):
@@ -114,13 +114,13 @@ def buffer_sides(prioritised: bool) -> dict[str, dict[str, Side]]:
         ours.insert(our_batch)
         return 1
 
-    def draw_theirs() -> int:
+    def sample_theirs() -> int:
         batch = theirs.sample()
         if prioritised:
             theirs.update_priority(batch["index"], tensor)
         return 1
 
-    def draw_ours() -> int:
+    def sample_ours() -> int:
         batch = ours.sample(ROWS)
         if prioritised:
             ours.update(batch["index"], priorities)
@@ -128,7 +128,7 @@ def buffer_sides(prioritised: bool) -> dict[str, dict[str, Side]]:
 
     return {
         "insert": {"ours": insert_ours, "theirs": insert_theirs},
-        "draw" + (", then new priorities" if prioritised else ""): {"ours": draw_ours, "theirs": draw_theirs},
+        "sample" + (", then update priorities" if prioritised else ""): {"ours": sample_ours, "theirs": sample_theirs},
     }
 
 
@@ -137,18 +137,18 @@ def in_process(report: Report, blocks: int, length: float) -> None:
     with worker_compute_settings():
         for prioritised in kinds():
             for what, sides in buffer_sides(prioritised).items():
-                found = rates(sides, blocks, length)
+                measured = rates(sides, blocks, length)
                 report.row(
                     f"{'prioritised' if prioritised else 'uniform'}, {what} of {ROWS}: Raceway / TorchRL, one process",
                     "at least 1",
-                    ratio(found, "ours", "theirs") >= 1,
-                    ratio=ratio(found, "ours", "theirs"),
-                    per_s=statistics.median(found["ours"]),
+                    ratio(measured, "ours", "theirs") >= 1,
+                    ratio=ratio(measured, "ours", "theirs"),
+                    per_s=statistics.median(measured["ours"]),
                 )
 
 
 def through_an_actor(report: Report, blocks: int, length: float) -> None:
-    """Compare a shard on an actor, asked from here, with TorchRL's buffers in this process."""
+    """Compare a replay shard on an actor with TorchRL's buffers in this process."""
     for prioritised in kinds():
         theirs = buffer_sides(prioritised)
         with make_engine("process") as engine, worker_compute_settings():
@@ -164,29 +164,31 @@ def through_an_actor(report: Report, blocks: int, length: float) -> None:
             def insert(store: StoreToReplay = store, batch: Any = batch, shard: Any = shard) -> int:
                 for _ in range(20):
                     store(batch)
-                shard.call("counts").result()  # all are in
+                shard.call("counts").result()  # returns when all batches are inserted
                 return 20
 
-            def draw(run: Any = run, shard: Any = shard, priorities: Any = priorities, also: bool = prioritised) -> int:
-                drawn = next(run)
-                if also:
-                    shard.call("update", drawn["index"], priorities)
+            def sample(
+                run: Any = run, shard: Any = shard, priorities: Any = priorities, update: bool = prioritised
+            ) -> int:
+                batch = next(run)
+                if update:
+                    shard.call("update", batch["index"], priorities)
                 return 1
 
-            for (what, sides), side in zip(theirs.items(), (insert, draw), strict=True):
-                found = rates({"ours": side, "theirs": sides["theirs"]}, blocks, length)
+            for (what, sides), side in zip(theirs.items(), (insert, sample), strict=True):
+                measured = rates({"ours": side, "theirs": sides["theirs"]}, blocks, length)
                 report.row(
                     f"{'prioritised' if prioritised else 'uniform'}, {what} of {ROWS}: through a shard actor / TorchRL",
                     "at least 0.5",
-                    ratio(found, "ours", "theirs") >= 0.5,
-                    ratio=ratio(found, "ours", "theirs"),
-                    per_s=statistics.median(found["ours"]),
+                    ratio(measured, "ours", "theirs") >= 0.5,
+                    ratio=ratio(measured, "ours", "theirs"),
+                    per_s=statistics.median(measured["ours"]),
                 )
             run.close()
 
 
 def sum_trees(report: Report, blocks: int, length: float) -> None:
-    """Compare the trees of sums: TorchRL's binary one in C++, and the wide one in numpy."""
+    """Compare the sum trees: TorchRL's binary tree in C++ and the wide tree in numpy."""
     if not has_trees():
         return
     from torchrl.data.replay_buffers.samplers import SumSegmentTreeFp32
@@ -213,23 +215,23 @@ def sum_trees(report: Report, blocks: int, length: float) -> None:
             "numpy": partial(in_numpy, ours, places, new),
             "TorchRL": partial(in_torchrl, theirs, torch.from_numpy(places), torch.from_numpy(new), size),
         }
-        found = rates(sides, blocks, length)
+        measured = rates(sides, blocks, length)
         report.row(
-            f"tree of sums, {size:,} values, {ROWS} changed and {ROWS} found: numpy / TorchRL's C++",
+            f"sum tree, {size:,} values, {ROWS} updated and {ROWS} searched: numpy / TorchRL's C++",
             "which is faster",
             True,
-            ratio=ratio(found, "numpy", "TorchRL"),
-            us=1e6 / statistics.median(found["numpy"]),
+            ratio=ratio(measured, "numpy", "TorchRL"),
+            us=1e6 / statistics.median(measured["numpy"]),
         )
 
 
 def atari(report: Report, blocks: int, length: float) -> None:
-    """Fill replay with a million transitions of stacks of four frames, and look at the process's memory."""
+    """Fill replay with a million transitions of four stacked frames and measure the memory of the process."""
     total, part = 1_000_000, 1000
     before = psutil.Process().memory_info().rss
     replay = Replay(total, stacked=True)
     random = np.random.default_rng(0)
-    begin = time.perf_counter()
+    start = time.perf_counter()
     last = random.integers(0, 256, (4, 84, 84), np.uint8)
     noise = random.integers(0, 256, (64, 84, 84), np.uint8)
     for number in range(0, total, part):
@@ -249,7 +251,7 @@ def atari(report: Report, blocks: int, length: float) -> None:
             }
         )
         last = film[-4:]
-    seconds = time.perf_counter() - begin
+    seconds = time.perf_counter() - start
     assert isinstance(replay.storage, FrameStorage)
     batch = replay.sample(32)
     assert (batch["obs"][:, 1:] == batch["next_obs"][:, :-1]).all()
@@ -265,15 +267,15 @@ def atari(report: Report, blocks: int, length: float) -> None:
 
 
 def run_example(*options: str) -> dict[str, Any]:
-    """Run the example, and return its metrics."""
+    """Run the example and return its metrics."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "metrics.json"
         command = [sys.executable, str(EXAMPLE), *options, "--metrics-json", str(path)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
-        found: dict[str, Any] = json.loads(path.read_text())
-        return found
+        metrics: dict[str, Any] = json.loads(path.read_text())
+        return metrics
 
 
 def phases(metrics: dict[str, Any]) -> dict[str, float]:
@@ -282,10 +284,10 @@ def phases(metrics: dict[str, Any]) -> dict[str, float]:
 
 
 def parallel_sampling(report: Report, blocks: int, length: float) -> None:
-    """Run the two commands, with work that computes and with work that waits.
+    """Run the example with parallelism 1 and 4, with sampling work that computes and that waits.
 
-    The ratio is the median over pairs of runs. Beside it is that of the best of each, and what four bare processes
-    reach with the same work in the same minutes: cores that are shared with others may be worth less than two.
+    The ratio is the median over pairs of runs. Beside it are the ratio of the best runs, and that of four bare
+    processes with the same work in the same minutes: shared cores may be worth less than two.
     """
     common = ("--replay", "sharded", "--replay-shards", "4")
     for what, work, bar, times in (
@@ -297,25 +299,25 @@ def parallel_sampling(report: Report, blocks: int, length: float) -> None:
         for _ in range(times):
             runs.append({num: phases(run_example(*common, *work, "--sample-parallelism", num)) for num in ("1", "4")})
             bare += four_bare_processes() if what == "computes" else []
-        found, collect = (
+        sample, collect = (
             median_and_best([(run["1"][phase], run["4"][phase]) for run in runs]) for phase in ("sample", "collect")
         )
         more = dict(zip(("four_bare_processes", "their_best"), median_and_best(bare), strict=True)) if bare else {}
         report.row(
             f"sampling that {what}, 4 shards, parallelism 4 / 1: sample phase",
             f"at least {bar}",
-            found[0] >= bar,
-            ratio=found[0],
-            best=found[1],
+            sample[0] >= bar,
+            ratio=sample[0],
+            best=sample[1],
             collect_ratio=collect[0],
             **more,
         )
 
 
 def median_and_best(pairs: list[tuple[float, float]]) -> tuple[float, float]:
-    """Return how much shorter the second of many pairs are, by the median of their ratios, and by the best of each."""
-    ones, others = zip(*pairs, strict=True)
-    return statistics.median(one / other for one, other in pairs), min(ones) / min(others)
+    """Return first / second of many pairs of durations: the median ratio, and the ratio of the shortest ones."""
+    firsts, seconds = zip(*pairs, strict=True)
+    return statistics.median(first / second for first, second in pairs), min(firsts) / min(seconds)
 
 
 BARE = """
@@ -329,7 +331,7 @@ for line in sys.stdin:
 
 
 def four_bare_processes(batch: int = 64, times: int = 1) -> list[tuple[float, float]]:
-    """Return how long one process, and four, need for the work of twenty batches, with nothing around it."""
+    """Return the durations of the work of twenty batches in one bare process and in four."""
     sys.path.insert(0, str(EXAMPLE.parent))
     from replay_buffer import work
 
@@ -341,26 +343,26 @@ def four_bare_processes(batch: int = 64, times: int = 1) -> list[tuple[float, fl
             for _ in range(4)
         ]
 
-        def taken(workers: list[Any]) -> float:
-            begin = time.perf_counter()
+        def duration(workers: list[Any]) -> float:
+            start = time.perf_counter()
             for worker in workers:
                 print(batch // len(workers), file=worker.stdin, flush=True)
             for worker in workers:
                 worker.stdout.readline()
-            return time.perf_counter() - begin
+            return time.perf_counter() - start
 
-        taken(processes)
-        found = [
-            (sum(taken(processes[:1]) for _ in range(20)), sum(taken(processes) for _ in range(20)))
+        duration(processes)
+        durations = [
+            (sum(duration(processes[:1]) for _ in range(20)), sum(duration(processes) for _ in range(20)))
             for _ in range(times)
         ]
         for worker in processes:
             worker.stdin.close()
-    return found
+    return durations
 
 
 def cheap_sampling(report: Report, blocks: int, length: float) -> None:
-    """Draw cheap batches from one shard, and from four at once: here sharding does not pay."""
+    """Sample cheap batches from one shard, and from four in parallel: here sharding does not pay."""
     few, many = [], []
     for _ in range(3):
         few.append(phases(run_example("--replay", "sharded", "--replay-shards", "1", "--optim-steps", "10"))["sample"])
@@ -377,7 +379,7 @@ def cheap_sampling(report: Report, blocks: int, length: float) -> None:
 
 
 def plain_program(iterations: int = 20) -> float:
-    """Train as a plain program does, and return frames a second."""
+    """Train with the plain program and return frames per second."""
     import tensordict.nn
     from tensordict import TensorDict
     from torchrl.data import LazyTensorStorage, OneHot, TensorDictReplayBuffer
@@ -396,11 +398,11 @@ def plain_program(iterations: int = 20) -> float:
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10_000), batch_size=64)
     random = np.random.default_rng(0)
     obs, _ = env.reset(seed=0)
-    begin, frames = time.perf_counter(), 0
+    start, frames = time.perf_counter(), 0
     for iteration in range(iterations):
         epsilon = 0.2 - 0.18 * iteration / (iterations - 1)
         for _ in range(4):
-            kept = []
+            transitions = []
             for _ in range(100):
                 state = torch.from_numpy(obs)
                 if random.random() < epsilon:
@@ -408,14 +410,14 @@ def plain_program(iterations: int = 20) -> float:
                 else:
                     with torch.no_grad():
                         action = actor(TensorDict({"observation": state}, []))["action"]
-                after, reward, terminated, truncated, _ = env.step(int(action.argmax()))
-                kept.append(
+                next_obs, reward, terminated, truncated, _ = env.step(int(action.argmax()))
+                transitions.append(
                     TensorDict(
                         {
                             "observation": state,
                             "action": action,
                             "next": {
-                                "observation": torch.from_numpy(after),
+                                "observation": torch.from_numpy(next_obs),
                                 "reward": torch.tensor([float(reward)]),
                                 "terminated": torch.tensor([terminated]),
                                 "done": torch.tensor([terminated or truncated]),
@@ -424,34 +426,37 @@ def plain_program(iterations: int = 20) -> float:
                         [],
                     )
                 )
-                obs = env.reset()[0] if terminated or truncated else after
+                obs = env.reset()[0] if terminated or truncated else next_obs
                 frames += 1
-            buffer.extend(torch.stack(kept))
+            buffer.extend(torch.stack(transitions))
         loss = loss_module(buffer.sample())["loss"]
         optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(loss_module.parameters(), 10.0)
         optimiser.step()
         updater.step()
-    return frames / (time.perf_counter() - begin)
+    return frames / (time.perf_counter() - start)
 
 
 def whole_program(report: Report, blocks: int, length: float) -> None:
-    """Compare frames a second of the example with the plain program's."""
+    """Compare frames per second of the example with the plain program's."""
     plain_program(2)
-    found: dict[str, list[float]] = {"plain": [], "one": [], "vector": []}
+    measured: dict[str, list[float]] = {"plain": [], "one": [], "vector": []}
     for _ in range(blocks):
-        found["plain"].append(plain_program())
+        measured["plain"].append(plain_program())
         for name, options in (("one", ()), ("vector", ("--num-envs", "25"))):
-            found[name].append(run_example(*options)["summary"]["frames_per_second"])
-    for name, what, bar in (("vector", "25 environments a collector", 5), ("one", "one environment a collector", 1)):
+            measured[name].append(run_example(*options)["summary"]["frames_per_second"])
+    for name, what, bar in (
+        ("vector", "25 environments per collector", 5),
+        ("one", "one environment per collector", 1),
+    ):
         report.row(
             f"frames/s of the example with {what} / the plain program",
             f"at least {bar}",
-            ratio(found, name, "plain") >= bar,
-            ratio=ratio(found, name, "plain"),
-            frames_per_s=statistics.median(found[name]),
-            plain_per_s=statistics.median(found["plain"]),
+            ratio(measured, name, "plain") >= bar,
+            ratio=ratio(measured, name, "plain"),
+            frames_per_s=statistics.median(measured[name]),
+            plain_per_s=statistics.median(measured["plain"]),
         )
 
 
@@ -470,7 +475,7 @@ def main() -> None:
     """Run the comparisons."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=1.0, help="length of a block")
-    parser.add_argument("--blocks", type=int, default=5, help="blocks of each side")
+    parser.add_argument("--blocks", type=int, default=5, help="blocks per side")
     parser.add_argument("--only", nargs="+", choices=list(PARTS), help="only these comparisons")
     options = parser.parse_args()
     report = Report("replay")

@@ -1,8 +1,8 @@
-"""How fast environments are played, beside what the environments alone can do.
+"""Rollout throughput, compared with that of the environments alone.
 
 python benchmarks/rollouts.py [--seconds 2] [--blocks 5]
 
-One core unless said otherwise, a 64-64 policy. Sides take turns in short blocks.
+One core unless noted, a 64-64 policy. Sides alternate in short blocks.
 """
 
 from __future__ import annotations
@@ -27,49 +27,49 @@ from raceway.rollouts import Collector
 from raceway.training.train import Training
 
 Side = Callable[[], int]
-"""Does some work and returns how many steps of environments it was."""
+"""Does some work and returns its number of environment steps."""
 
 
 def rates(sides: dict[str, Side], blocks: int, length: float) -> dict[str, list[float]]:
-    """Return steps a second of every side in every block; the sides take turns."""
-    found: dict[str, list[float]] = {name: [] for name in sides}
+    """Return environment steps per second of every side in every block; the sides alternate."""
+    measured: dict[str, list[float]] = {name: [] for name in sides}
     for side in sides.values():
         side()
     for _ in range(blocks):
         for name, side in sides.items():
-            begin, steps = time.perf_counter(), 0
-            while time.perf_counter() - begin < length:
+            start, steps = time.perf_counter(), 0
+            while time.perf_counter() - start < length:
                 steps += side()
-            found[name].append(steps / (time.perf_counter() - begin))
-    return found
+            measured[name].append(steps / (time.perf_counter() - start))
+    return measured
 
 
-def ratio(found: dict[str, list[float]], one: str, other: str) -> float:
-    """Return the median over the blocks of one / other."""
-    return statistics.median(a / b for a, b in zip(found[one], found[other], strict=True))
+def ratio(measured: dict[str, list[float]], side: str, reference: str) -> float:
+    """Return the median over the blocks of side / reference."""
+    return statistics.median(a / b for a, b in zip(measured[side], measured[reference], strict=True))
 
 
 def collector_side(env: str, num_slots: int, num_steps: int) -> Side:
-    """Play fragments with a collector."""
+    """Collect fragments."""
     slots = make_slots(EnvSettings(env), num_slots)
     policy = make_policy(slots.observation_space, slots.action_space, "mlp", (64, 64), seed=0)
     collector, numbers = Collector(slots, policy, seed=0, shard=0), count()
 
-    def play() -> int:
+    def run() -> int:
         collector.fragment(num_steps, next(numbers))
         return num_steps * num_slots
 
-    return play
+    return run
 
 
 def numpy_limit(num_envs: int) -> Side:
-    """Step Gymnasium's vector CartPole with a small policy in numpy, and keep nothing."""
+    """Step Gymnasium's vector CartPole with a small policy in numpy, and store nothing."""
     env = gym.make_vec("CartPole-v1", num_envs=num_envs, vectorization_mode="vector_entry_point")
     obs, _ = env.reset(seed=0)
     random = np.random.default_rng(0)
     first, second = random.standard_normal((4, 64), np.float32), random.standard_normal((64, 2), np.float32)
 
-    def play() -> int:
+    def run() -> int:
         nonlocal obs
         for _ in range(100):
             logits = np.maximum(obs @ first, 0) @ second
@@ -77,38 +77,38 @@ def numpy_limit(num_envs: int) -> Side:
             obs, *_ = env.step(actions)
         return 100 * num_envs
 
-    return play
+    return run
 
 
 def raw_side(name: str, steps: int) -> Side:
-    """Call `env.step` of one environment, with actions as an untrained Gaussian policy draws them."""
+    """Call `env.step` of one environment, with actions like those of an untrained Gaussian policy."""
     env = gym.make(name, disable_env_checker=True)
     env.reset(seed=0)
     shape = env.action_space.shape
     assert shape is not None
     actions = np.random.default_rng(0).standard_normal((steps, *shape), np.float32)
 
-    def play() -> int:
+    def run() -> int:
         for action in actions:
             _, _, terminated, truncated, _ = env.step(action)
             if terminated or truncated:
                 env.reset()
         return steps
 
-    return play
+    return run
 
 
 def cartpole(report: Report, blocks: int, length: float) -> None:
-    """Compare with the vector environment under a policy that costs next to nothing."""
+    """Compare with the vector environment and a policy that costs next to nothing."""
     sides = {"raceway": collector_side("cartpole", 256, 128), "limit": numpy_limit(256)}
-    found = rates(sides, blocks, length)
-    speed, share = statistics.median(found["raceway"]), ratio(found, "raceway", "limit")
+    measured = rates(sides, blocks, length)
+    speed, share = statistics.median(measured["raceway"]), ratio(measured, "raceway", "limit")
     report.row(
-        "CartPole, 256 environments, a core: steps/s, and of the limit with a numpy policy that keeps nothing",
+        "CartPole, 256 environments, a core: steps/s, and of the limit with a numpy policy that stores nothing",
         "at least 300000, or 0.5 of the limit",
         speed >= 300_000 or share >= 0.5,
         steps_per_s=speed,
-        limit_per_s=statistics.median(found["limit"]),
+        limit_per_s=statistics.median(measured["limit"]),
         ratio=share,
     )
 
@@ -116,48 +116,48 @@ def cartpole(report: Report, blocks: int, length: float) -> None:
 def halfcheetah(report: Report, blocks: int, length: float) -> None:
     """Compare with calling `env.step` and nothing else."""
     sides = {"raceway": collector_side("halfcheetah", 16, 32), "raw": raw_side("HalfCheetah-v5", 500)}
-    found = rates(sides, blocks, length)
+    measured = rates(sides, blocks, length)
     report.row(
         "HalfCheetah, 16 environments, a core: steps/s / raw env.step",
         "at least 0.8",
-        ratio(found, "raceway", "raw") >= 0.8,
-        ratio=ratio(found, "raceway", "raw"),
-        steps_per_s=statistics.median(found["raceway"]),
+        ratio(measured, "raceway", "raw") >= 0.8,
+        ratio=ratio(measured, "raceway", "raw"),
+        steps_per_s=statistics.median(measured["raceway"]),
     )
 
 
 def ant(report: Report, blocks: int) -> None:
     """Compare two workers with one process on whole iterations of REINFORCE, and on fragments."""
     for what, sides in (("whole iterations of REINFORCE", iterations()), ("fragments", fragments())):
-        found: dict[str, list[float]] = {name: [] for name in sides}
+        measured: dict[str, list[float]] = {name: [] for name in sides}
         for side, _ in sides.values():
-            side()  # workers start, environments are made
+            side()  # starts workers and makes environments
         for _ in range(blocks):
             for name, (side, _) in sides.items():
-                begin = time.perf_counter()
+                start = time.perf_counter()
                 steps = side()
-                found[name].append(steps / (time.perf_counter() - begin))
+                measured[name].append(steps / (time.perf_counter() - start))
         for _, close in sides.values():
             close()
         report.row(
             f"Ant, {what}: process engine with 2 workers / inline",
             "at least 1.8",
-            ratio(found, "process", "inline") >= 1.8,
-            ratio=ratio(found, "process", "inline"),
-            process_per_s=statistics.median(found["process"]),
+            ratio(measured, "process", "inline") >= 1.8,
+            ratio=ratio(measured, "process", "inline"),
+            process_per_s=statistics.median(measured["process"]),
         )
 
 
 def iterations() -> dict[str, tuple[Side, Callable[[], Any]]]:
-    """Return a step of training on each engine: the same episodes on both."""
+    """Return a training iteration on each engine: the same episodes on both."""
     return {name: iteration_side(name) for name in ("inline", "process")}
 
 
 def iteration_side(engine_name: str, env: Any = "ant", num_workers: int = 2, **settings: Any) -> tuple[Side, Any]:
-    """Return a function that does one iteration of REINFORCE, and one that ends it."""
-    found = find_algorithm("reinforce")
+    """Return a function that runs one iteration of REINFORCE, and one that closes it."""
+    algorithm = find_algorithm("reinforce")
     more = {"num_workers": num_workers} if engine_name != "inline" else {}
-    training = Training(found, found.settings(env=env, engine=engine_name, **more, **settings))
+    training = Training(algorithm, algorithm.settings(env=env, engine=engine_name, **more, **settings))
     engine = training._engine()
     run = training.flow(training._spawn(engine)).start()
     training.report.start()
@@ -188,11 +188,11 @@ def fragments() -> dict[str, tuple[Side, Callable[[], Any]]]:
         workers = [engine.spawn(RolloutWorker, (settings,)) for _ in range(1 if name == "inline" else 2)]
         run = parallel_rollouts(workers, settings).gather_sync().start()
 
-        def play(run: Any = run) -> int:
+        def run_round(run: Any = run) -> int:
             with worker_compute_settings():
                 return sum(batch["reward"].size for batch in next(run))
 
-        sides[name] = (play, engine.close)
+        sides[name] = (run_round, engine.close)
     return sides
 
 
@@ -200,7 +200,7 @@ def main() -> None:
     """Run all comparisons."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=2.0, help="length of a block")
-    parser.add_argument("--blocks", type=int, default=5, help="blocks of each side")
+    parser.add_argument("--blocks", type=int, default=5, help="blocks per side")
     options = parser.parse_args()
     report = Report("rollouts")
     with worker_compute_settings():

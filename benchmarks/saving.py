@@ -1,9 +1,9 @@
-"""What saving costs, as a share of training time at the default of a checkpoint every two minutes.
+"""The cost of saving, as a share of training time at the default of one checkpoint every two minutes.
 
 python benchmarks/saving.py [--seconds 20]
 
-Each run saves much more often than that, so that there is something to measure; what one checkpoint takes is then
-divided by two minutes. The rate of a run that saves is compared with that of one that does not, in turns.
+Each run saves much more often, so that there is something to measure; the duration of a checkpoint is then divided by
+two minutes. Runs that save alternate with runs that do not, to compare their rates.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from raceway.replay import Replay
 from raceway.training.train import train
 
 DEFAULT = 120.0
-"""Seconds between two checkpoints, unless a user says otherwise."""
+"""Default seconds between two checkpoints."""
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo, HalfCheetah": ("ppo", {"env": "halfcheetah"}),
     "ppo, CartPole": ("ppo", {"env": "cartpole"}),
@@ -35,7 +35,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def run(name: str, folder: Path, length: float, every: float) -> Any:
-    """Train for so many seconds, saving after every so many."""
+    """Train for `length` seconds, saving every `every` seconds."""
     algorithm, settings = RUNS[name]
     path = folder / "run"
     shutil.rmtree(path, ignore_errors=True)
@@ -43,25 +43,25 @@ def run(name: str, folder: Path, length: float, every: float) -> Any:
 
 
 def cost(report: Report, folder: Path, length: float) -> None:
-    """Measure what a checkpoint of some runs takes, and how much slower runs are that save every other second."""
+    """Measure the duration of a checkpoint, and the rate of runs that save every two seconds."""
     for name in RUNS:
-        taken: list[float] = []
+        durations: list[float] = []
         rates: dict[float, list[float]] = {0.0: [], 2.0: []}
         for _ in range(3):
-            for every, found in rates.items():
+            for every, fps in rates.items():
                 result = run(name, folder, length, every)
-                found.append(result.summary["fps"])
-                taken += [row["time/save_seconds"] for row in result.metrics if "time/save_seconds" in row]
-        share = statistics.mean(taken) / DEFAULT
+                fps.append(result.summary["fps"])
+                durations += [row["time/save_seconds"] for row in result.metrics if "time/save_seconds" in row]
+        share = statistics.mean(durations) / DEFAULT
         ratio = statistics.median(rates[2.0]) / statistics.median(rates[0.0])
         report.row(
             f"{name}: a checkpoint, as a share of two minutes", "under 2 %", share < 0.02, percent=100 * share,
-            milliseconds=1000 * statistics.mean(taken), checkpoints=len(taken), rate_saving_every_2_s=ratio,
+            milliseconds=1000 * statistics.mean(durations), checkpoints=len(durations), rate_saving_every_2_s=ratio,
         )  # fmt: skip
 
 
 def million(report: Report, folder: Path) -> None:
-    """Save a buffer of a million transitions, put some more in, and save it again."""
+    """Save a buffer of a million transitions, insert some more, and save it again."""
     random, size = np.random.default_rng(0), 17
 
     def rows(num: int) -> dict[str, np.ndarray]:
@@ -81,7 +81,7 @@ def million(report: Report, folder: Path) -> None:
         before = size_of(folder)
         times.append(seconds(lambda steps=number: checkpoints.save({"replay": replay.state()}, {"steps": steps})))
         written.append(size_of(folder) - before)
-        replay.insert(rows(24_000))  # what two minutes bring at 200 steps a second
+        replay.insert(rows(24_000))  # two minutes at 200 environment steps per second
     share = statistics.mean(times[1:]) / DEFAULT
     report.row(
         "a million transitions, saved again after 24,000 more: a share of two minutes", "under 2 %", share < 0.02,
@@ -91,14 +91,14 @@ def million(report: Report, folder: Path) -> None:
 
 
 def size_of(folder: Path) -> int:
-    """Return the bytes of all files in a folder."""
+    """Return the bytes of all files in a directory."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def main() -> None:
-    """Measure both."""
+    """Run both measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each run")
+    parser.add_argument("--seconds", type=float, default=20.0, help="duration of each run")
     options = parser.parse_args()
     report = Report("saving")
     with tempfile.TemporaryDirectory() as folder:

@@ -1,9 +1,9 @@
-"""Training beside what people would use instead, each in a virtual environment of its own, one after the other.
+"""Training compared with other libraries, each in its own virtual environment, one after the other.
 
-python benchmarks/throughput.py --peers FOLDER [--only solve impala cheetah ray] [--runs 3]
+python benchmarks/throughput.py --peers DIR [--only solve impala cheetah ray] [--runs 3]
 
-The folder gets the virtual environments the first time. Only settings that pass the learning gate count: what is
-trained here with `raceway train` is what the presets are.
+The virtual environments are created in DIR the first time. Only settings that pass the learning gate count: Raceway
+trains with its presets.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TORCH = "torch==2.13.0"
 
 
 def python_of(peers: Path, name: str) -> str:
-    """Return the interpreter of a peer's virtual environment, which is made if it is not there."""
+    """Return the interpreter of a peer's virtual environment, creating it if needed."""
     python = peers / name / "bin" / "python"
     if not python.exists():
         print(f"installing {name} into {peers / name}", flush=True)
@@ -41,58 +41,60 @@ def python_of(peers: Path, name: str) -> str:
 
 
 def run(*command: str) -> tuple[dict[str, Any], float]:
-    """Run a program, and return the JSON on its last line and the seconds from the prompt to its end."""
-    begin = time.perf_counter()
+    """Run a program; return the JSON on its last line, and the seconds from the prompt to its end."""
+    start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, timeout=1800)
-    seconds = time.perf_counter() - begin
+    seconds = time.perf_counter() - start
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
     return json.loads(done.stdout.strip().splitlines()[-1]), seconds
 
 
-def ours(algorithm: str, *options: str) -> tuple[dict[str, Any], float]:
-    """Train with Raceway, from the prompt."""
+def train_raceway(algorithm: str, *options: str) -> tuple[dict[str, Any], float]:
+    """Train with Raceway, from the shell prompt."""
     return run(sys.executable, "-m", "raceway", "train", algorithm, "--json", *options)
 
 
 def solve(report: Report, peers: Path, runs: int) -> None:
-    """Compare the seconds from the prompt to a solved CartPole."""
+    """Compare the seconds from the shell prompt to a solved CartPole."""
     python = python_of(peers, "sb3")
-    here, there = [], []
+    ours, theirs = [], []
     for seed in range(runs):
-        summary, seconds = ours("ppo", "--env", "cartpole", "--local", "--seed", str(seed), "--stop-return", "475")
+        summary, seconds = train_raceway(
+            "ppo", "--env", "cartpole", "--local", "--seed", str(seed), "--stop-return", "475"
+        )
         assert summary["mean_return"] >= 475, summary
-        here.append(seconds)
+        ours.append(seconds)
         script = str(PROGRAMS / "sb3_ppo.py")
         _, seconds = run(python, script, "--seed", str(seed), "--stop-return", "475", "--steps", "100000")
-        there.append(seconds)
-    ratio = statistics.median(there) / statistics.median(here)
+        theirs.append(seconds)
+    ratio = statistics.median(theirs) / statistics.median(ours)
     report.row(
         "PPO, from the prompt to a solved CartPole-v1: Stable-Baselines3 / Raceway, seconds",
         "at least 4",
         ratio >= 4,
         ratio=ratio,
-        raceway_s=statistics.median(here),
-        sb3_s=statistics.median(there),
+        raceway_s=statistics.median(ours),
+        sb3_s=statistics.median(theirs),
     )
 
 
 def impala(report: Report, peers: Path, runs: int) -> None:
-    """Compare steps a second of training on CartPole, on all sides once everything has started."""
+    """Compare environment steps per second of training on CartPole, after start-up on all sides."""
     others = {"RLlib's IMPALA": ("rllib_impala.py", "--seconds", "30"), "Sample Factory's APPO": ("sf_appo.py",)}
     rates: dict[str, list[float]] = {name: [] for name in ("Raceway", *others)}
     returns = []
     for seed in range(runs):
         with tempfile.TemporaryDirectory() as folder:
             options = ("--env", "cartpole", "--engine", "process", "--num-workers", "1", "--run-dir", f"{folder}/run")
-            summary, _ = ours("impala", *options, "--seed", str(seed))
+            summary, _ = train_raceway("impala", *options, "--seed", str(seed))
             rates["Raceway"].append(steady_rate(Path(folder, "run", "metrics.jsonl")))
         returns.append(summary["mean_return"])
         for name, (script, *more) in others.items():
             python = python_of(peers, script.partition("_")[0])
-            found, _ = run(python, str(PROGRAMS / script), *more, "--seed", str(seed))
-            rates[name].append(found["steps"] / found["seconds"])
+            result, _ = run(python, str(PROGRAMS / script), *more, "--seed", str(seed))
+            rates[name].append(result["steps"] / result["seconds"])
     assert statistics.mean(returns) >= 475, f"the gate is not passed: {returns}"
     for name, bar in (("RLlib's IMPALA", 60), ("Sample Factory's APPO", 30)):
         ratio = statistics.median(rates["Raceway"]) / statistics.median(rates[name])
@@ -108,7 +110,7 @@ def impala(report: Report, peers: Path, runs: int) -> None:
 
 
 def steady_rate(path: Path, warm_up: int = 100_000) -> float:
-    """Return the steps a second of a run after its first ones."""
+    """Return the environment steps per second of a run after its warm-up."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     steps, seconds = "time/total_timesteps", "time/time_elapsed"
     first = next(row for row in rows if row[steps] >= warm_up)
@@ -116,38 +118,38 @@ def steady_rate(path: Path, warm_up: int = 100_000) -> float:
 
 
 def cheetah(report: Report, peers: Path, runs: int) -> None:
-    """Compare steps a second of PPO on HalfCheetah, with the same epochs and minibatches."""
+    """Compare environment steps per second of PPO on HalfCheetah, with the same epochs and minibatches."""
     python = python_of(peers, "sb3")
-    here, there = [], []
+    ours, theirs = [], []
     for seed in range(runs):
-        summary, _ = ours("ppo", "--env", "halfcheetah", "--total-timesteps", "60000", "--seed", str(seed))
-        here.append(summary["fps"])
+        summary, _ = train_raceway("ppo", "--env", "halfcheetah", "--total-timesteps", "60000", "--seed", str(seed))
+        ours.append(summary["fps"])
         script = str(PROGRAMS / "sb3_ppo.py")
-        found, _ = run(python, script, "--env", "HalfCheetah-v5", "--steps", "40000", "--seed", str(seed))
-        there.append(found["steps"] / found["seconds"])
-    ratio = statistics.median(here) / statistics.median(there)
+        result, _ = run(python, script, "--env", "HalfCheetah-v5", "--steps", "40000", "--seed", str(seed))
+        theirs.append(result["steps"] / result["seconds"])
+    ratio = statistics.median(ours) / statistics.median(theirs)
     report.row(
         "PPO on HalfCheetah-v5: Raceway / Stable-Baselines3, steps/s",
         "at least 2.5",
         ratio >= 2.5,
         ratio=ratio,
-        raceway_per_s=statistics.median(here),
-        sb3_per_s=statistics.median(there),
+        raceway_per_s=statistics.median(ours),
+        sb3_per_s=statistics.median(theirs),
     )
 
 
 def on_ray(report: Report, peers: Path, runs: int) -> None:
-    """Compare the ray engine with the process engine on HalfCheetah, with two workers, once they have started."""
+    """Compare the ray engine with the process engine on HalfCheetah, with two workers, after start-up."""
     for algorithm, steps in (("a2c", 60_000), ("a3c", 60_000), ("ppo", 40_000)):
         rates: dict[str, list[float]] = {"ray": [], "process": []}
         for seed in range(runs):
-            for engine, found in rates.items():
+            for engine, engine_rates in rates.items():
                 with tempfile.TemporaryDirectory() as folder:
                     options = ("--engine", engine, "--num-workers", "2", "--run-dir", f"{folder}/run")
                     length = ("--total-timesteps", str(steps), "--seed", str(seed))
-                    ours(algorithm, "--env", "halfcheetah", *options, *length)
-                    found.append(steady_rate(Path(folder, "run", "metrics.jsonl"), steps // 4))
-        ratio = statistics.median(one / other for one, other in zip(rates["ray"], rates["process"], strict=True))
+                    train_raceway(algorithm, "--env", "halfcheetah", *options, *length)
+                    engine_rates.append(steady_rate(Path(folder, "run", "metrics.jsonl"), steps // 4))
+        ratio = statistics.median(ray / process for ray, process in zip(rates["ray"], rates["process"], strict=True))
         report.row(
             f"{algorithm} on HalfCheetah-v5: the ray engine / the process engine, steps/s",
             "at least 0.8",
@@ -162,9 +164,9 @@ PARTS = {"solve": solve, "impala": impala, "cheetah": cheetah, "ray": on_ray}
 
 
 def main() -> None:
-    """Run the comparisons that were asked for."""
+    """Run the selected comparisons."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", type=Path, help="folder for their virtual environments", default=Path("peers"))
+    parser.add_argument("--peers", type=Path, help="directory for their virtual environments", default=Path("peers"))
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--runs", type=int, default=3)
     options = parser.parse_args()

@@ -1,9 +1,9 @@
-"""PPO and DQN in one environment of PettingZoo: whether the policies of both improve.
+"""PPO and DQN in one PettingZoo environment: whether both policies improve.
 
 python benchmarks/two_trainers.py [--seeds 3] [--steps 200000]
 
-The settings are those of the example. The first eighth of the episodes beside the last one, of all seeds together; the
-intervals are of the mean, by bootstrap.
+The settings are those of the example. The first eighth of the episodes is compared with the last, over all seeds; the
+intervals are bootstrap intervals of the mean.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from raceway.rl import bootstrap_interval
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "two_trainers"))
 
-from main import a_training
+from main import make_training
 
 
 def mean(values: np.ndarray) -> float:
@@ -28,24 +28,24 @@ def mean(values: np.ndarray) -> float:
 
 
 def main() -> None:
-    """Train with every seed, and compare."""
+    """Train with every seed and compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=200_000)
     options = parser.parse_args()
     parts: dict[str, list[list[np.ndarray]]] = {}
     for seed in range(options.seeds):
-        result = a_training(seed).run(total_timesteps=options.steps)
+        result = make_training(seed).run(total_timesteps=options.steps)
         for name, returns in result.returns.items():
             parts.setdefault(name, []).append(np.array_split(np.array(returns), 8))
-        print(f"seed {seed}: " + ", ".join(f"{name} {mean(found[-1][-1]):.2f}" for name, found in parts.items()))
+        print(f"seed {seed}: " + ", ".join(f"{name} {mean(eighths[-1][-1]):.2f}" for name, eighths in parts.items()))
     report = Report("two_trainers")
-    for name, found in parts.items():
-        first, last = (np.concatenate([seed[place] for seed in found]) for place in (0, -1))
+    for name, eighths in parts.items():
+        first, last = (np.concatenate([seed[index] for seed in eighths]) for index in (0, -1))
         before, after = bootstrap_interval(first, mean), bootstrap_interval(last, mean)
         report.row(
-            f"{name}'s policy in simple_spread, beside the other: mean return of the first and the last eighth",
-            "the intervals apart",
+            f"{name}'s policy in simple_spread, trained beside the other: mean return of the first and the last eighth",
+            "intervals do not overlap",
             after[0] > before[1],
             first=mean(first),
             first_interval=f"{before[0]:.2f} to {before[1]:.2f}",

@@ -1,6 +1,6 @@
 """Raceway: distributed reinforcement learning as a dataflow.
 
-The names below are loaded when they are first used, so that `import raceway` costs next to nothing.
+The public names are imported on first use, so that `import raceway` is fast.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __version__ = "0.1.0"
 
 __all__ = ["RacewayError", "Runner", "__version__", "load", "make_engine", "resume", "train"]
 
-_HOMES = {
+_MODULES = {
     "RacewayError": "raceway.errors",
     "Runner": "raceway.runner",
     "load": "raceway.loaded_policy",
@@ -30,9 +30,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'raceway' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

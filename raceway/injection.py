@@ -1,6 +1,6 @@
 """Parameters that the caller fills in: a function declares the ones it needs by their default value, `injected`.
 
-    def inspect(item, *, actor=injected, envelope=injected): ...
+def inspect(item, *, actor=injected, envelope=injected): ...
 """
 
 from __future__ import annotations
@@ -46,5 +46,5 @@ def injected_parameters(function: Callable[..., Any], offered: Sequence[str], wh
     for name in requested:
         if name not in offered:
             label = getattr(function, "__name__", type(function).__name__)
-            raise ConfigError(f"{label} asks for {name!r}, but {where} there is: {', '.join(offered)}")
+            raise ConfigError(f"{label} asks for {name!r}, but {where} only these are available: {', '.join(offered)}")
     return requested

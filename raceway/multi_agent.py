@@ -20,7 +20,7 @@ from raceway.agents import Policy
 from raceway.algorithms import Algorithm, Context, find_algorithm
 from raceway.checks import check_int, check_positive
 from raceway.engine import make_engine
-from raceway.engine.base import Actor
+from raceway.engine.base import Actor, Engine
 from raceway.envs import EnvSettings, Purpose, derive_seed
 from raceway.envs.multi_agent import MultiAgentSettings
 from raceway.errors import ConfigError
@@ -98,7 +98,7 @@ class MultiTraining:
         for name, number in (("num_envs", num_envs), ("num_shards", num_shards), ("fragment_steps", fragment_steps)):
             check_int(name, number)
         if num_envs % num_shards:
-            raise ConfigError(f"num_envs {num_envs} cannot be divided into num_shards {num_shards}. Make it a multiple.")
+            raise ConfigError(f"num_envs {num_envs} is no multiple of num_shards {num_shards}. Change one of them.")
         spaces = self.env.spaces()
         if set(spaces) != set(trainers):
             raise ConfigError(
@@ -137,7 +137,7 @@ class MultiTraining:
             rounds = max(-(-getattr(cfg, "batch_steps", 1) // steps) for cfg in self.configs.values())
             yield multi_trainer_plan(self._source(workers, trainers), trainers, rounds + 1), trainers
 
-    def _trainer(self, name: str, workers: Sequence[Actor], engine: Any) -> Trainer:
+    def _trainer(self, name: str, workers: Sequence[Actor], engine: Engine) -> Trainer:
         cfg = self.configs[name]
         return Trainer(self.algorithms[name], cfg, Context(cfg.learner(self.policies[name]), workers, engine, name))
 
@@ -184,7 +184,7 @@ def train_multi(
 
     Args:
         env: a module with a `parallel_env` of PettingZoo's API, `module:function`, or a function that creates one.
-        policies: the policy of every agent, by the agent's name; or a function from the one to the other.
+        policies: the name of every agent's policy: a mapping from names of agents, or a function of them.
         trainers: the algorithm of every policy, and its settings.
         total_timesteps: stop when a policy has used this many steps of its agents.
         stop_seconds: stop after this time.

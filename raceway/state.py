@@ -149,7 +149,7 @@ def restore_actor(obj: Any, state: Any, shard: Any) -> None:
 
 
 def _injected_shard(method: Any, shard: Any) -> dict[str, Any]:
-    return dict.fromkeys(injected_parameters(method, ("shard",), "of an actor's state"), shard)
+    return dict.fromkeys(injected_parameters(method, ("shard",), "in an actor's state() and restore()"), shard)
 
 
 def _stateful_part(obj: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The examples run, and say the same on every engine."""
+"""The examples run, and print the same results on every engine."""
 
 import copy
 import doctest
@@ -39,9 +39,9 @@ def run(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.Com
 
 def curve(done: subprocess.CompletedProcess[str]) -> list[str]:
     assert done.returncode == 0, done.stderr
-    found = re.findall(r"Mean Reward: +(-?[\d.]+) \| Loss: +(-?[\d.]+)", done.stdout)
-    assert found, done.stdout
-    return [f"{reward} {loss}" for reward, loss in found]
+    rows = re.findall(r"Mean Reward: +(-?[\d.]+) \| Loss: +(-?[\d.]+)", done.stdout)
+    assert rows, done.stdout
+    return [f"{reward} {loss}" for reward, loss in rows]
 
 
 # REINFORCE: the program.
@@ -62,13 +62,13 @@ def distributed() -> subprocess.CompletedProcess[str]:
     [("--engine", "inline"), ("--engine", "process", "--workers", "1"), ("--engine", "ray")],
     ids=" ".join,
 )
-def test_reinforce_learns_the_same_everywhere(
+def test_reinforce_has_the_same_curve_on_every_engine(
     options: tuple[str, ...], local: subprocess.CompletedProcess[str], distributed: subprocess.CompletedProcess[str]
 ) -> None:
     assert curve(run(*SHORT, *options)) == curve(local) == curve(distributed)
 
 
-def test_reinforce_by_environment_variable(local: subprocess.CompletedProcess[str]) -> None:
+def test_reinforce_engine_from_the_environment_variable(local: subprocess.CompletedProcess[str]) -> None:
     assert curve(run(*SHORT, RACEWAY_ENGINE="inline")) == curve(local)
 
 
@@ -79,12 +79,12 @@ def test_reinforce_with_another_seed(local: subprocess.CompletedProcess[str]) ->
 @pytest.mark.parametrize("env", ["ant", "halfcheetah"])
 def test_reinforce_on_mujoco(env: str, tmp_path: Path) -> None:
     short = [SHORT[0], "--env", env, "--iterations", "2", "--episodes-per-iter", "4"]
-    here = curve(run(*short, "--local", cwd=tmp_path))
-    assert curve(run(*short, "--engine", "process", "--workers", "3", cwd=tmp_path)) == here
+    local_curve = curve(run(*short, "--local", cwd=tmp_path))
+    assert curve(run(*short, "--engine", "process", "--workers", "3", cwd=tmp_path)) == local_curve
 
 
 @pytest.mark.parametrize("mode", ["local", "distributed"])
-def test_reinforce_prints_its_progress(mode: str, request: pytest.FixtureRequest) -> None:
+def test_printed_output_of_reinforce(mode: str, request: pytest.FixtureRequest) -> None:
     done = request.getfixturevalue(mode)
     title = {"local": "Local REINFORCE on CartPole-v1", "distributed": "Distributed REINFORCE on CartPole-v1"}[mode]
     expected = f"""\
@@ -114,11 +114,11 @@ Training Complete!
   Final Mean Reward: #.#
 {"=" * 60}
 """
-    said = re.sub(r"(?<=Reward: )(?=.{8} \|) *-?\d+\.\d", "<    8.1>", done.stdout)
-    said = re.sub(r"(?<=Loss: )(?=.{8}\n) *-?\d+\.\d{4}", "<  8.4>", said)
-    said = re.sub(r"(?<=time: )\d+\.\d\d(?=s\n)", "#.##", said)
-    said = re.sub(r"\d+\.\d(?= episodes/sec)|(?<=Final Mean Reward: )\d+\.\d(?=\n)", "#.#", said)
-    assert said == expected
+    out = re.sub(r"(?<=Reward: )(?=.{8} \|) *-?\d+\.\d", "<    8.1>", done.stdout)
+    out = re.sub(r"(?<=Loss: )(?=.{8}\n) *-?\d+\.\d{4}", "<  8.4>", out)
+    out = re.sub(r"(?<=time: )\d+\.\d\d(?=s\n)", "#.##", out)
+    out = re.sub(r"\d+\.\d(?= episodes/sec)|(?<=Final Mean Reward: )\d+\.\d(?=\n)", "#.#", out)
+    assert out == expected
     assert done.stderr == ""
     final = re.search(r"Final Mean Reward: (.*)", done.stdout)
     assert final is not None
@@ -132,7 +132,7 @@ def test_reinforce_learns() -> None:
     assert rewards[-1] > 4 * rewards[0]
 
 
-def test_reinforce_draws_its_curve(tmp_path: Path) -> None:
+def test_reinforce_saves_a_plot(tmp_path: Path) -> None:
     done = run(*SHORT, "--local", "--plot", cwd=tmp_path, MPLBACKEND="agg", MPLCONFIGDIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -140,7 +140,7 @@ def test_reinforce_draws_its_curve(tmp_path: Path) -> None:
     assert (tmp_path / "reinforce-cartpole.png").read_bytes().startswith(b"\x89PNG")
 
 
-SCREEN = """
+DISPLAY_BACKEND = """
 from matplotlib.backends.backend_agg import FigureCanvasAgg as FigureCanvas, FigureManagerBase as FigureManager
 
 def show(block=None):
@@ -149,18 +149,19 @@ def show(block=None):
 
 
 @pytest.mark.parametrize("display", [":0", ""])
-def test_reinforce_shows_its_curve_where_there_is_a_screen(display: str, tmp_path: Path) -> None:
-    (tmp_path / "pretended_screen.py").write_text(SCREEN)
-    screen = {"DISPLAY": display, "WAYLAND_DISPLAY": "", "MPLBACKEND": "module://pretended_screen"}
-    places = {"PYTHONPATH": str(tmp_path), "MPLCONFIGDIR": str(tmp_path)}
-    done = run(*SHORT, "--local", "--plot", cwd=tmp_path, **screen, **places)
+def test_reinforce_shows_the_plot_if_there_is_a_display(display: str, tmp_path: Path) -> None:
+    (tmp_path / "fake_display.py").write_text(DISPLAY_BACKEND)
+    environment = {"DISPLAY": display, "WAYLAND_DISPLAY": "", "MPLBACKEND": "module://fake_display"}
+    paths = {"PYTHONPATH": str(tmp_path), "MPLCONFIGDIR": str(tmp_path)}
+    done = run(*SHORT, "--local", "--plot", cwd=tmp_path, **environment, **paths)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("shown\n") is (bool(display) or sys.platform == "darwin")  # which always has one
+    has_display = bool(display) or sys.platform == "darwin"
+    assert done.stdout.endswith("shown\n") is has_display
 
 
 @pytest.mark.parametrize("options", [("--local",), ("--engine", "process"), ("--engine", "ray")], ids=" ".join)
-def test_reinforce_is_interrupted(options: tuple[str, ...]) -> None:
-    # A shell without job control has what it puts in the background ignore the signal, tests included.
+def test_reinforce_interrupt(options: tuple[str, ...]) -> None:
+    # Restore the signal's default: a shell without job control makes background processes, tests included, ignore it.
     start = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
     with subprocess.Popen(
         [sys.executable, "-c", start, sys.executable, SHORT[0], "--iterations", "10000", *options],
@@ -171,25 +172,25 @@ def test_reinforce_is_interrupted(options: tuple[str, ...]) -> None:
     ) as program:
         assert program.stdout is not None
         assert any(line.startswith("Iteration    0") for line in program.stdout)
-        os.killpg(program.pid, signal.SIGINT)  # what a terminal does
+        os.killpg(program.pid, signal.SIGINT)  # as a terminal does
         out, err = program.communicate(timeout=60)
     assert program.returncode == 130
     assert "Training Complete" not in out
     assert err == ""
 
 
-def test_reinforce_with_an_engine_that_is_not_there() -> None:
+def test_reinforce_with_an_unknown_engine() -> None:
     done = run(*SHORT, RACEWAY_ENGINE="proces")
     assert done.returncode == 1
     assert done.stderr.startswith("error: unknown engine 'proces'. Did you mean 'process'?")
 
 
-# REINFORCE: its parts.
+# REINFORCE: the parts of the program.
 
 
 @pytest.fixture
 def reinforce(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """Its two modules, whose names are everybody's."""
+    """The modules of the program, which other examples have under the same names."""
     monkeypatch.syspath_prepend(REINFORCE)
     for name in ("main", "model"):
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -202,7 +203,7 @@ def linear_sizes(net: nn.Sequential) -> list[tuple[int, int]]:
     return [(layer.in_features, layer.out_features) for layer in net if isinstance(layer, nn.Linear)]
 
 
-def test_the_policy_for_choices(reinforce: SimpleNamespace) -> None:
+def test_discrete_policy(reinforce: SimpleNamespace) -> None:
     config = reinforce.model.ENV_CONFIGS["cartpole"]
     torch.manual_seed(3)
     policy = reinforce.model.create_policy(config)
@@ -217,7 +218,7 @@ def test_the_policy_for_choices(reinforce: SimpleNamespace) -> None:
 
 
 @pytest.mark.parametrize("env", MUJOCO)
-def test_the_policy_for_continuous_actions(env: str, reinforce: SimpleNamespace) -> None:
+def test_continuous_policy(env: str, reinforce: SimpleNamespace) -> None:
     config = reinforce.model.ENV_CONFIGS[env]
     torch.manual_seed(3)
     policy = reinforce.model.create_policy(config)
@@ -234,37 +235,37 @@ def test_the_policy_for_continuous_actions(env: str, reinforce: SimpleNamespace)
 
 
 @pytest.mark.parametrize("env", ["cartpole", *MUJOCO])
-def test_the_environments_are_as_the_table_says(env: str, reinforce: SimpleNamespace) -> None:
+def test_environments_match_their_configs(env: str, reinforce: SimpleNamespace) -> None:
     config = reinforce.model.ENV_CONFIGS[env]
-    made = reinforce.model.create_env(config)
-    assert made.spec.id == config.name
-    assert made.observation_space.shape == (config.obs_dim,)
+    environment = reinforce.model.create_env(config)
+    assert environment.spec.id == config.name
+    assert environment.observation_space.shape == (config.obs_dim,)
     if config.continuous:
-        assert made.action_space.shape == (config.action_dim,)
-        assert "Clip" not in str(made)
+        assert environment.action_space.shape == (config.action_dim,)
+        assert "Clip" not in str(environment)
     else:
-        assert made.action_space.n == config.action_dim
-    made.close()
+        assert environment.action_space.n == config.action_dim
+    environment.close()
 
 
-def test_actors_in_numpy_follow_the_policy(reinforce: SimpleNamespace) -> None:
+def test_numpy_actors_sample_from_the_policy(reinforce: SimpleNamespace) -> None:
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
     discrete = reinforce.model.DiscretePolicy(4, 3)
     act, state = discrete.actor(), np.array([1, -2, 3, 2], np.float32)
-    chosen = [act(state, noise) for noise in discrete.draw_noise(rng, 20_000)]
-    wanted = discrete(torch.from_numpy(state)).probs.detach().numpy()
-    assert np.bincount(chosen, minlength=3) / 20_000 == pytest.approx(wanted, abs=0.02)
-    assert np.ptp(wanted) > 0.1  # or anything would pass
+    actions = [act(state, noise) for noise in discrete.sample_noise(rng, 20_000)]
+    probabilities = discrete(torch.from_numpy(state)).probs.detach().numpy()
+    assert np.bincount(actions, minlength=3) / 20_000 == pytest.approx(probabilities, abs=0.02)
+    assert np.ptp(probabilities) > 0.1  # uniform actions would fail
 
     continuous = reinforce.model.ContinuousPolicy(4, 2)
     with torch.no_grad():
         continuous.log_std += torch.tensor([0.5, 1.0])
-    act, noise = continuous.actor(), continuous.draw_noise(rng, 20_000)
+    act, noise = continuous.actor(), continuous.sample_noise(rng, 20_000)
     assert np.std(noise, axis=0) == pytest.approx([1, 1], abs=0.02)
     mean = continuous.net(torch.from_numpy(state)).detach().numpy()
-    deviation = np.exp([0.5, 1.0])
-    assert act(state, np.array([1, -2], np.float32)) == pytest.approx(mean + deviation * [1, -2], rel=1e-5)
+    std = np.exp([0.5, 1.0])
+    assert act(state, np.array([1, -2], np.float32)) == pytest.approx(mean + std * [1, -2], rel=1e-5)
 
 
 def test_actions_are_not_clipped(reinforce: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,12 +285,12 @@ def test_actions_are_not_clipped(reinforce: SimpleNamespace, monkeypatch: pytest
 def test_one_update_is_the_gradient_of_the_mean_over_episodes(
     reinforce: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reinforce.main, "STEPS_AT_ONCE", 5)  # parts that begin and end inside episodes
+    monkeypatch.setattr(reinforce.main, "CHUNK_STEPS", 5)  # chunks that begin and end inside episodes
     config = reinforce.model.ENV_CONFIGS["hopper"]
     learner = reinforce.main.Learner(config, seed=0)
     policy = copy.deepcopy(learner.policy)
     rng = np.random.default_rng(0)
-    # Of other sizes: were returns normalised over all steps, the second episode would be all that counts.
+    # The rewards differ in scale: if returns were normalised over all episodes, the second would dominate.
     episodes = [
         {
             "states": rng.standard_normal((steps, 11), dtype=np.float32),
@@ -311,18 +312,18 @@ def test_one_update_is_the_gradient_of_the_mean_over_episodes(
 
     assert learner.update(episodes) == pytest.approx(loss.item(), rel=1e-4)
     assert learner.mean_reward == 34.0
-    for found, wanted in zip(learner.policy.parameters(), policy.parameters(), strict=True):
-        assert found.grad.numpy() == pytest.approx(wanted.grad.numpy(), rel=1e-3, abs=1e-5)
+    for actual, expected in zip(learner.policy.parameters(), policy.parameters(), strict=True):
+        assert actual.grad.numpy() == pytest.approx(expected.grad.numpy(), rel=1e-3, abs=1e-5)
     assert isinstance(learner.optimizer, torch.optim.Adam)
-    moved = (learner.policy.log_std - policy.log_std).detach()
-    assert moved.abs().numpy() == pytest.approx([3e-4] * 3, rel=1e-3)  # Adam's first step, whatever the gradient
-    assert torch.equal(moved.sign(), -policy.log_std.grad.sign())
+    change = (learner.policy.log_std - policy.log_std).detach()
+    assert change.abs().numpy() == pytest.approx([3e-4] * 3, rel=1e-3)  # Adam's first step, whatever the gradient
+    assert torch.equal(change.sign(), -policy.log_std.grad.sign())
 
 
-def test_the_examples_in_reinforce(reinforce: SimpleNamespace) -> None:
-    found = doctest.testmod(reinforce.main)
-    assert found.attempted >= 2
-    assert not found.failed
+def test_doctests_of_reinforce(reinforce: SimpleNamespace) -> None:
+    results = doctest.testmod(reinforce.main)
+    assert results.attempted >= 2
+    assert not results.failed
 
 
 @pytest.mark.parametrize(
@@ -340,7 +341,7 @@ def test_the_examples_in_reinforce(reinforce: SimpleNamespace) -> None:
         ("--plot", "--plot needs matplotlib: pip install matplotlib"),
     ],
 )
-def test_reinforce_refuses(
+def test_reinforce_rejects_invalid_options(
     options: str,
     message: str,
     reinforce: SimpleNamespace,
@@ -355,7 +356,7 @@ def test_reinforce_refuses(
     assert f"error: {message}" in re.sub(r"argument --env: ", "", capsys.readouterr().err)
 
 
-def test_the_defaults_of_reinforce(reinforce: SimpleNamespace) -> None:
+def test_defaults_of_reinforce(reinforce: SimpleNamespace) -> None:
     assert vars(reinforce.main.parse_args([])) == {
         "env": "cartpole",
         "local": False,
@@ -369,17 +370,17 @@ def test_the_defaults_of_reinforce(reinforce: SimpleNamespace) -> None:
     assert list(reinforce.model.ENV_CONFIGS) == ["cartpole", *MUJOCO]
 
 
-def test_reinforce_says_what_it_needs_and_what_it_takes(reinforce: SimpleNamespace) -> None:
+def test_readme_and_pyproject_of_reinforce_match_the_program(reinforce: SimpleNamespace) -> None:
     project = tomllib.loads((REINFORCE / "pyproject.toml").read_text())["project"]
-    needed = {re.split("[<>=]", line)[0] for line in project["dependencies"]}
-    assert needed == {"raceway", "torch", "gymnasium[mujoco]"}
+    dependencies = {re.split("[<>=]", line)[0] for line in project["dependencies"]}
+    assert dependencies == {"raceway", "torch", "gymnasium[mujoco]"}
     assert project["optional-dependencies"]["plot"][0].startswith("matplotlib")
     page = (REINFORCE / "README.md").read_text()
     for option in vars(reinforce.main.parse_args([])):
         assert f"\n| `--{option.replace('_', '-')}` |" in page
-    shown = re.search(r"```python\n(.*?)```", page, re.DOTALL)
-    assert shown is not None
-    assert textwrap.indent(shown.group(1), "    ") in (REINFORCE / "main.py").read_text()
+    snippet = re.search(r"```python\n(.*?)```", page, re.DOTALL)
+    assert snippet is not None
+    assert textwrap.indent(snippet.group(1), "    ") in (REINFORCE / "main.py").read_text()
     for name, config in reinforce.model.ENV_CONFIGS.items():
         assert re.search(rf"\n\| `{name}` \| {config.name} \| .* \| {config.obs_dim} \| {config.action_dim} \|", page)
 
@@ -391,13 +392,13 @@ PLANS = ("a3c", "a2c", "apex", "two_trainers", "maml")
 
 
 @pytest.mark.parametrize("engine", ["inline", "process"])
-def test_the_plans_run(engine: str) -> None:
+def test_plans_run(engine: str) -> None:
     done = run("examples/plans/main.py", "--engine", engine, "--items", "10")
     assert done.returncode == 0, done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()] == list(PLANS)
 
 
-def test_the_documentation_shows_the_plans_as_they_are(tmp_path: Path) -> None:
+def test_documentation_shows_the_current_plans(tmp_path: Path) -> None:
     done = run("examples/plans/main.py", "--engine", "inline", "--svg", str(tmp_path))
     assert done.returncode == 0, done.stderr
     page = (ROOT / "docs/concepts/flow.md").read_text()
@@ -407,9 +408,10 @@ def test_the_documentation_shows_the_plans_as_they_are(tmp_path: Path) -> None:
         assert match is not None
         assert re.sub(r'\n    """.*?"""', "", match.group(), count=1) in page
         assert f"../images/plans/{name}.svg" in page
-        drawn, kept = (tmp_path / f"{name}.svg").read_text(), (ROOT / f"docs/images/plans/{name}.svg").read_text()
-        # The tooltips have line numbers in them, which other edits of the file may move.
-        assert re.sub(r"main\.py:\d+", "", drawn) == re.sub(r"main\.py:\d+", "", kept)
+        current = (tmp_path / f"{name}.svg").read_text()
+        documented = (ROOT / f"docs/images/plans/{name}.svg").read_text()
+        # The tooltips contain line numbers, which unrelated edits of the file may change.
+        assert re.sub(r"main\.py:\d+", "", current) == re.sub(r"main\.py:\d+", "", documented)
 
 
 # Replay.
@@ -419,12 +421,12 @@ REPLAY = "examples/replay/main.py"
 
 
 @pytest.mark.parametrize("engine", ["process", "ray"])
-def test_replay_trains_the_same_everywhere(engine: str) -> None:
+def test_replay_has_the_same_weights_on_every_engine(engine: str) -> None:
     short = [REPLAY, "--steps", "3000", "--engine"]
-    here, there = run(*short, "inline"), run(*short, engine)
-    assert here.returncode == there.returncode == 0, here.stderr + there.stderr
-    assert re.search(r"weights [0-9a-f]{16}\n$", here.stdout)
-    assert there.stdout == here.stdout
+    inline, other = run(*short, "inline"), run(*short, engine)
+    assert inline.returncode == other.returncode == 0, inline.stderr + other.stderr
+    assert re.search(r"weights [0-9a-f]{16}\n$", inline.stdout)
+    assert other.stdout == inline.stdout
 
 
 def test_replay_learns() -> None:
@@ -437,14 +439,14 @@ def test_replay_learns() -> None:
 TWO_TRAINERS = "examples/two_trainers/main.py"
 
 
-def test_two_trainers_train_both() -> None:
+def test_two_trainers_train_both_policies() -> None:
     done = run(TWO_TRAINERS, "--steps", "9000")
     assert done.returncode == 0, done.stderr
     assert re.search(r"^ppo: mean return -\d", done.stdout, re.MULTILINE)
     assert re.search(r"^dqn: mean return -\d", done.stdout, re.MULTILINE)
 
 
-def test_two_trainers_show_their_plan() -> None:
+def test_two_trainers_print_their_plan() -> None:
     done = run(TWO_TRAINERS, "--plan")
     assert "split(dqn, ppo)" in done.stdout, done.stderr
     assert run(TWO_TRAINERS, "--steps", "0").returncode == 2

@@ -1,4 +1,4 @@
-"""Trained policies, loaded from the folders of their runs."""
+"""Trained policies, loaded from their run directories."""
 
 import contextlib
 import doctest
@@ -30,33 +30,36 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "dqn": ("dqn", {"env": "cartpole", "total_timesteps": 600}),
     "lstm": ("reinforce", {"env": "cartpole", "network": "lstm", "iterations": 2, "episodes_per_iter": 4}),
     "pendulum": ("ppo", {"env": "pendulum", "total_timesteps": 2000, "normalise_obs": True}),
-    "network": ("ppo", {"env": "cartpole", "total_timesteps": 1000, "network": "tests.test_loaded_policy:wide"}),
+    "network": (
+        "ppo",
+        {"env": "cartpole", "total_timesteps": 1000, "network": "tests.test_loaded_policy:wide_net"},
+    ),
     "env": ("ppo", {"env": "tests.odd_envs:Odd-v0", "total_timesteps": 1000}),
 }
 
 
-def wide(observation_space: spaces.Space, action_space: spaces.Space) -> nn.Module:
+def wide_net(observation_space: spaces.Space, action_space: spaces.Space) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 17), nn.Tanh(), nn.Linear(17, 2))
 
 
-def narrow(observation_space: spaces.Space, action_space: spaces.Space) -> nn.Module:
+def narrow_net(observation_space: spaces.Space, action_space: spaces.Space) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("runs")
-    paths = {name: folder / name for name in RUNS}
+    directory = tmp_path_factory.mktemp("runs")
+    paths = {name: directory / name for name in RUNS}
     for name, (algorithm, settings) in RUNS.items():
         train(algorithm, run_dir=str(paths[name]), **QUICK, **settings)
     return paths
 
 
-def acting_for(seen: spaces.Space, done: spaces.Space, **how: Any) -> ActingPolicy:
-    return ActingPolicy(make_policy(seen, done, seed=0, **how), seen, done, clip_actions=True)
+def untrained_policy(obs_space: spaces.Space, action_space: spaces.Space) -> ActingPolicy:
+    return ActingPolicy(make_policy(obs_space, action_space, seed=0), obs_space, action_space, clip_actions=True)
 
 
-def test_three_lines_are_enough(runs: dict[str, Path]) -> None:
+def test_a_loaded_policy_acts(runs: dict[str, Path]) -> None:
     env = gym.make("CartPole-v1")
     policy = load(runs["ppo"])
     obs, _ = env.reset(seed=0)
@@ -71,7 +74,7 @@ def test_three_lines_are_enough(runs: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("name", ["ppo", "dqn", "lstm", "pendulum"])
-def test_it_is_what_was_trained(runs: dict[str, Path], name: str) -> None:
+def test_the_weights_are_those_that_were_trained(runs: dict[str, Path], name: str) -> None:
     policy = load(runs[name], "latest")
     summary = json.loads((runs[name] / "summary.json").read_text())
     assert policy.policy.sha256() == summary["weights_sha256"]
@@ -80,84 +83,84 @@ def test_it_is_what_was_trained(runs: dict[str, Path], name: str) -> None:
 
 def test_a_policy_can_be_evaluated(runs: dict[str, Path]) -> None:
     policy = load(runs["ppo"])
-    found = policy.evaluate(5, seed=3)
-    wanted = evaluate(policy.policy, EnvSettings("CartPole-v1"), 5, seed=3)
-    assert found.returns.tolist() == wanted.returns.tolist()
-    drawn = policy.evaluate(5, seed=3, deterministic=False)
-    assert drawn.returns.tolist() != wanted.returns.tolist()
+    evaluation = policy.evaluate(5, seed=3)
+    expected = evaluate(policy.policy, EnvSettings("CartPole-v1"), 5, seed=3)
+    assert evaluation.returns.tolist() == expected.returns.tolist()
+    sampled = policy.evaluate(5, seed=3, deterministic=False)
+    assert sampled.returns.tolist() != expected.returns.tolist()
 
 
-def test_an_environment_must_be_of_the_same_form(runs: dict[str, Path]) -> None:
+def test_an_environment_must_have_the_same_spaces(runs: dict[str, Path]) -> None:
     with pytest.raises(ConfigError, match=r"has observations of Box.*the policy was trained with Box"):
         load(runs["ppo"]).evaluate(1, env="acrobot")
 
 
-def test_a_network_is_not_imported_unasked(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_is_not_imported_without_trust(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "tests.test_loaded_policy")
-    with pytest.raises(ConfigError, match=r"tests.test_loaded_policy:wide.*--network.*--trust \(trust=True\)"):
+    with pytest.raises(ConfigError, match=r"tests.test_loaded_policy:wide_net.*--network.*--trust \(trust=True\)"):
         load(runs["network"])
     assert "tests.test_loaded_policy" not in sys.modules
-    wanted = load(runs["network"], network=wide).policy.sha256()
+    expected = load(runs["network"], network=wide_net).policy.sha256()
     assert "tests.test_loaded_policy" not in sys.modules
-    assert load(runs["network"], network="tests.test_loaded_policy:wide").policy.sha256() == wanted
-    assert load(runs["network"], trust=True).policy.sha256() == wanted
+    assert load(runs["network"], network="tests.test_loaded_policy:wide_net").policy.sha256() == expected
+    assert load(runs["network"], trust=True).policy.sha256() == expected
 
 
-def test_a_network_that_is_not_to_be_found(runs: dict[str, Path]) -> None:
-    with pytest.raises(ConfigError, match=r"'tests.test_loaded_policy:gone' cannot be found"):
+def test_a_missing_network_is_an_error(runs: dict[str, Path]) -> None:
+    with pytest.raises(ConfigError, match=r"'tests.test_loaded_policy:gone' cannot be imported"):
         load(runs["network"], network="tests.test_loaded_policy:gone")
 
 
-def test_weights_must_fit(runs: dict[str, Path]) -> None:
+def test_weights_must_fit_the_network(runs: dict[str, Path]) -> None:
     with pytest.raises(
         ConfigError, match=r"do not fit the network: network.0.weight has shape \(17, 4\), not \(3, 4\)"
     ):
-        load(runs["network"], network=narrow)
+        load(runs["network"], network=narrow_net)
     with pytest.raises(ConfigError, match=r"do not fit the network: .* is missing"):
         load(runs["network"], network="mlp")
 
 
-def test_an_environment_is_not_imported_unasked(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_is_not_imported_without_trust(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "tests.odd_envs")
     policy = load(runs["env"])
     with pytest.raises(ConfigError, match=r"tests.odd_envs:Odd-v0.*--env.*--trust \(trust=True\)"):
         policy.evaluate(1)
     assert "tests.odd_envs" not in sys.modules
     with pytest.warns(UserWarning, match="Overriding environment"):  # it is imported for the second time
-        given = policy.evaluate(2, env="tests.odd_envs:Odd-v0")
-    assert load(runs["env"], trust=True).evaluate(2).returns.tolist() == given.returns.tolist()
+        evaluation = policy.evaluate(2, env="tests.odd_envs:Odd-v0")
+    assert load(runs["env"], trust=True).evaluate(2).returns.tolist() == evaluation.returns.tolist()
 
 
-def test_functions_must_be_given_again(tmp_path: Path) -> None:
-    def made() -> gym.Env:
+def test_functions_must_be_passed_again(tmp_path: Path) -> None:
+    def make_env() -> gym.Env:
         return gym.make("CartPole-v1")
 
     run = tmp_path / "run"
-    train("ppo", env=made, network=wide, total_timesteps=500, run_dir=str(run), **QUICK)
-    with pytest.raises(ConfigError, match=r"network of this run is a function, 'wide'. Give it again"):
+    train("ppo", env=make_env, network=wide_net, total_timesteps=500, run_dir=str(run), **QUICK)
+    with pytest.raises(ConfigError, match=r"network of this run is a function, 'wide_net'. Pass it again"):
         load(run, trust=True)
-    policy = load(run, network=wide)
-    with pytest.raises(ConfigError, match=r"env of this run is a function, 'made'. Give it again"):
+    policy = load(run, network=wide_net)
+    with pytest.raises(ConfigError, match=r"env of this run is a function, 'make_env'. Pass it again"):
         policy.evaluate(1)
-    assert policy.evaluate(2, env=made).lengths.shape == (2,)
+    assert policy.evaluate(2, env=make_env).lengths.shape == (2,)
 
 
-def test_what_is_no_run(tmp_path: Path, runs: dict[str, Path]) -> None:
-    with pytest.raises(ConfigError, match="there is no folder"):
+def test_a_path_without_a_usable_run_is_an_error(tmp_path: Path, runs: dict[str, Path]) -> None:
+    with pytest.raises(ConfigError, match="there is no directory"):
         load(tmp_path / "gone")
-    with pytest.raises(ConfigError, match="is no run"):
+    with pytest.raises(ConfigError, match="is not a run"):
         load(tmp_path)
     shutil.copy(runs["ppo"] / "config.json", tmp_path)
     with pytest.raises(CheckpointError, match="there is no checkpoint"):
         load(tmp_path)
-    with pytest.raises(CheckpointError, match="there is no checkpoint of 17 steps"):
+    with pytest.raises(CheckpointError, match="there is no checkpoint at 17 steps"):
         load(runs["ppo"], 17)
     with pytest.raises(ConfigError, match="best, latest, or a number of steps, not 'bset'"):
         load(runs["ppo"], "bset")
     config = json.loads((tmp_path / "config.json").read_text())
     del config["policy"]
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match="does not say what its policy is"):
+    with pytest.raises(ConfigError, match="has no description of its policy"):
         load(tmp_path)
 
 
@@ -171,63 +174,63 @@ def test_a_corrupt_checkpoint_is_refused(runs: dict[str, Path], tmp_path: Path) 
         load(run)
 
 
-def test_if_the_best_is_corrupt_the_newest_good_one_is_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_corrupt_best_checkpoint_falls_back_to_the_latest(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     more: dict[str, Any] = {"iterations": 3, "save_every": 1, "run_dir": str(tmp_path / "run"), "hidden": (8,)}
     train("ppo", env="cartpole", eval_every=1, eval_episodes=1, **more, **QUICK)
     checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
     best = checkpoints.best()
     assert best is not None
     (best.path / "policy.safetensors").write_bytes(b"")
-    good = [one.steps for one in checkpoints.all() if one.path != best.path]
-    assert load(tmp_path / "run").about["steps"] == max(good)
+    readable = [checkpoint.steps for checkpoint in checkpoints.all() if checkpoint.path != best.path]
+    assert load(tmp_path / "run").about["steps"] == max(readable)
     assert "the best checkpoint cannot be read" in caplog.text
     with pytest.raises(CheckpointError, match="it has 0 bytes"):
         load(tmp_path / "run", best.steps)
 
 
-def changed(run: Path, where: str, value: Any) -> None:
-    """Change what config.json says in a place; None to remove it."""
+def change_config(run: Path, key_path: str, value: Any) -> None:
+    """Change an entry of config.json, or remove it if the value is None."""
     about = json.loads((run / "config.json").read_text())
-    *folders, name = where.split(".")
-    inside = about
-    for folder in folders:
-        inside = inside[folder]
+    *parents, key = key_path.split(".")
+    entry = about
+    for parent in parents:
+        entry = entry[parent]
     if value is None:
-        del inside[name]
+        del entry[key]
     else:
-        inside[name] = value
+        entry[key] = value
     (run / "config.json").write_text(json.dumps(about))
 
 
 @pytest.mark.parametrize("value", [None, 5, "x", [1], {}])
 @pytest.mark.parametrize(
-    "where",
+    "key_path",
     ["schema", "metrics_schema", "algorithm", "config", "env", "env.name", "env.kwargs", "policy.kind", "policy.hidden",
      "policy.network", "policy.num_slots", "policy.shared", "policy.activation", "spaces.action", "spaces.observation",
      "spaces.action.n", "spaces.action.type", "importable", "importable.env", "config.seed", "config.env"],
 )  # fmt: skip
-def test_a_config_that_makes_no_sense_is_told(runs: dict[str, Path], tmp_path: Path, where: str, value: Any) -> None:
+def test_a_malformed_config_is_an_error_or_harmless(
+    runs: dict[str, Path], tmp_path: Path, key_path: str, value: Any
+) -> None:
     run = shutil.copytree(runs["ppo"], tmp_path / "run")
-    changed(run, where, value)
-    with contextlib.suppress(
-        ConfigError, CheckpointError
-    ):  # some changes mean nothing; what is not told must not matter
+    change_config(run, key_path, value)
+    with contextlib.suppress(ConfigError, CheckpointError):  # any other error fails the test
         load(run).env_settings().resolved()
 
 
 @pytest.mark.parametrize(
-    ("where", "value"), [("policy.hidden", [10**9]), ("policy.hidden", [10**5, 10**5]), ("spaces.action.n", 10**12)]
+    ("key_path", "value"), [("policy.hidden", [10**9]), ("policy.hidden", [10**5, 10**5]), ("spaces.action.n", 10**12)]
 )
-def test_a_network_that_no_memory_holds_is_refused(
-    runs: dict[str, Path], tmp_path: Path, where: str, value: Any
+def test_a_network_too_large_for_memory_is_refused(
+    runs: dict[str, Path], tmp_path: Path, key_path: str, value: Any
 ) -> None:
     run = shutil.copytree(runs["ppo"], tmp_path / "run")
-    changed(run, where, value)
+    change_config(run, key_path, value)
     with pytest.raises(ConfigError, match=r"describes a network with layers of 4, .*weights in all"):
         load(run)
 
 
-def test_a_batch_gives_what_its_rows_do(runs: dict[str, Path]) -> None:
+def test_a_batch_gives_the_same_actions_as_its_rows(runs: dict[str, Path]) -> None:
     policy = load(runs["pendulum"])
     obs = np.random.default_rng(0).normal(size=(7, 3))
     actions = policy.act(obs)
@@ -236,7 +239,7 @@ def test_a_batch_gives_what_its_rows_do(runs: dict[str, Path]) -> None:
     np.testing.assert_allclose(actions, np.stack([policy.act(row) for row in obs]), rtol=1e-5)
 
 
-def test_an_observation_is_normalised_as_in_training(runs: dict[str, Path]) -> None:
+def test_observations_are_normalised_as_in_training(runs: dict[str, Path]) -> None:
     policy = load(runs["pendulum"])
     normaliser = policy.policy.network[0].normaliser  # type: ignore[index]
     assert float(normaliser.count) > 1000
@@ -252,18 +255,18 @@ def test_actions_are_clipped_as_in_training(runs: dict[str, Path]) -> None:
     assert policy.act(np.zeros(3, np.float32))[0] > 50
 
 
-def test_drawn_actions_follow_the_seed(runs: dict[str, Path]) -> None:
+def test_sampled_actions_follow_the_seed(runs: dict[str, Path]) -> None:
     policy = load(runs["ppo"])
     obs = np.zeros((50, 4), np.float32)
     first = [policy.act(obs, False, seed=1), policy.act(obs, False)]
-    again = [policy.act(obs, False, seed=1), policy.act(obs, False)]
-    np.testing.assert_array_equal(first, again)
+    second = [policy.act(obs, False, seed=1), policy.act(obs, False)]
+    np.testing.assert_array_equal(first, second)
     assert not np.array_equal(*first)
     assert not np.array_equal(first[0], policy.act(obs, False, seed=2))
     assert len(set(policy.act(obs).tolist())) == 1
 
 
-def test_values_stray_for_any_number_of_rows(runs: dict[str, Path]) -> None:
+def test_epsilon_greedy_explores_for_any_batch_size(runs: dict[str, Path]) -> None:
     policy = load(runs["dqn"])
     policy.policy.set_epsilon(1.0)
     obs = np.zeros((64, 4), np.float32)
@@ -272,7 +275,7 @@ def test_values_stray_for_any_number_of_rows(runs: dict[str, Path]) -> None:
     assert len(set(policy.act(obs).tolist())) == 1
 
 
-def test_a_recurrent_policy_remembers_until_it_is_reset(runs: dict[str, Path]) -> None:
+def test_a_recurrent_policy_keeps_its_state_until_reset(runs: dict[str, Path]) -> None:
     policy = load(runs["lstm"])
     obs = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
 
@@ -288,9 +291,9 @@ def test_a_recurrent_policy_remembers_until_it_is_reset(runs: dict[str, Path]) -
     policy.act(obs)
     np.testing.assert_allclose(first[1], hidden()[1], rtol=1e-6)
     assert not np.array_equal(first[0], hidden()[0])
-    with pytest.raises(ConfigError, match=r"remembers 3 episodes and was given 1 observations.*reset\(\)"):
+    with pytest.raises(ConfigError, match=r"the recurrent state of 3 episodes, but got 1 observations.*reset\(\)"):
         policy.act(obs[0])
-    with pytest.raises(ConfigError, match=r"the rows \[3\], and the policy remembers 3: 0 to 2"):
+    with pytest.raises(ConfigError, match=r"with rows \[3\], but the policy has the states of rows 0 to 2"):
         policy.reset([3])
     policy.reset()
     assert type(policy.act(obs[0])) is int
@@ -300,41 +303,43 @@ def test_a_recurrent_policy_remembers_until_it_is_reset(runs: dict[str, Path]) -
 MASKED = spaces.Dict({"observation": spaces.Box(-1, 1, (2,)), "action_mask": spaces.Box(0, 1, (3,), np.int8)})
 
 
-def test_masks_are_honoured() -> None:
-    acting = acting_for(MASKED, spaces.Discrete(3))
+def test_action_masks_are_respected() -> None:
+    policy = untrained_policy(MASKED, spaces.Discrete(3))
     obs = np.zeros(2, np.float32)
-    for only in range(3):
-        mask = np.eye(3, dtype=np.int8)[only]
-        assert acting.act({"observation": obs, "action_mask": mask}) == only
-        assert acting.act(obs, action_mask=mask) == only
-        assert acting.act({"observation": obs}, action_mask=mask) == only
-        assert acting.act({"observation": obs}, False, action_mask=mask) == only
+    for allowed in range(3):
+        mask = np.eye(3, dtype=np.int8)[allowed]
+        assert policy.act({"observation": obs, "action_mask": mask}) == allowed
+        assert policy.act(obs, action_mask=mask) == allowed
+        assert policy.act({"observation": obs}, action_mask=mask) == allowed
+        assert policy.act({"observation": obs}, False, action_mask=mask) == allowed
     batch = {"observation": np.zeros((3, 2)), "action_mask": np.eye(3, dtype=np.int8)}
-    assert acting.act(batch).tolist() == [0, 1, 2]
+    assert policy.act(batch).tolist() == [0, 1, 2]
     with pytest.raises(ConfigError, match="allows no action at all"):
-        acting.act(obs, action_mask=[0, 0, 0])
+        policy.act(obs, action_mask=[0, 0, 0])
     with pytest.raises(ConfigError, match="already"):
-        acting.act(batch, action_mask=batch["action_mask"])
-    with pytest.raises(ConfigError, match=r"parts \['observation'\]; wanted are \['action_mask', 'observation'\]"):
-        acting.act({"observation": obs})
+        policy.act(batch, action_mask=batch["action_mask"])
+    with pytest.raises(ConfigError, match=r"parts \['observation'\]; expected \['action_mask', 'observation'\]"):
+        policy.act({"observation": obs})
 
 
-def test_a_mask_goes_with_a_policy_that_knows_none() -> None:
-    acting = acting_for(spaces.Box(-1, 1, (2,)), spaces.Discrete(3, start=5))
-    for only in range(3):
-        assert acting.act([0.0, 0.0], action_mask=np.eye(3)[only]) == 5 + only
-    assert acting.act(np.zeros((2, 2)), action_mask=[[0, 0, 1], [0, 1, 0]]).tolist() == [7, 6]
+def test_a_mask_works_with_a_policy_trained_without_one() -> None:
+    policy = untrained_policy(spaces.Box(-1, 1, (2,)), spaces.Discrete(3, start=5))
+    for allowed in range(3):
+        assert policy.act([0.0, 0.0], action_mask=np.eye(3)[allowed]) == 5 + allowed
+    assert policy.act(np.zeros((2, 2)), action_mask=[[0, 0, 1], [0, 1, 0]]).tolist() == [7, 6]
     with pytest.raises(ConfigError, match="allows no action at all"):
-        acting.act(np.zeros((2, 2)), action_mask=[[0, 0, 1], [0, 0, 0]])
-    with pytest.raises(ConfigError, match=r"the action_mask has shape \(2,\); wanted is \(3,\)"):
-        acting.act([0.0, 0.0], action_mask=[1, 0])
+        policy.act(np.zeros((2, 2)), action_mask=[[0, 0, 1], [0, 0, 0]])
+    with pytest.raises(ConfigError, match=r"the action_mask has shape \(2,\); expected \(3,\)"):
+        policy.act([0.0, 0.0], action_mask=[1, 0])
     with pytest.raises(ConfigError, match="an action mask needs discrete actions"):
-        acting_for(spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (1,))).act([0.0, 0.0], action_mask=[1, 0])
+        untrained_policy(spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (1,))).act([0.0, 0.0], action_mask=[1, 0])
 
 
-@pytest.mark.parametrize("done", [spaces.Discrete(3, start=2), spaces.MultiDiscrete([3, 2]), spaces.Box(-1, 1, (2, 2))])
 @pytest.mark.parametrize(
-    "seen",
+    "action_space", [spaces.Discrete(3, start=2), spaces.MultiDiscrete([3, 2]), spaces.Box(-1, 1, (2, 2))]
+)
+@pytest.mark.parametrize(
+    "obs_space",
     [
         spaces.Box(-1, 1, (2, 3), np.float64),
         spaces.Discrete(4, start=1),
@@ -345,56 +350,56 @@ def test_a_mask_goes_with_a_policy_that_knows_none() -> None:
     ],
     ids=str,
 )
-def test_samples_of_any_space_are_understood(seen: spaces.Space, done: spaces.Space) -> None:
-    acting = acting_for(seen, done)
-    seen.seed(0)
-    samples = [seen.sample() for _ in range(3)]
-    actions = [acting.act(sample) for sample in samples]
-    assert all(done.contains(action) for action in actions)
-    together = gym.vector.utils.concatenate(seen, samples, gym.vector.utils.create_empty_array(seen, 3))
-    np.testing.assert_allclose(acting.act(together), np.stack(actions), rtol=1e-5, atol=1e-6)
-    assert done.contains(acting.act(samples[0], False, seed=0)) or isinstance(done, spaces.Box)
+def test_samples_of_any_space_are_accepted(obs_space: spaces.Space, action_space: spaces.Space) -> None:
+    policy = untrained_policy(obs_space, action_space)
+    obs_space.seed(0)
+    samples = [obs_space.sample() for _ in range(3)]
+    actions = [policy.act(sample) for sample in samples]
+    assert all(action_space.contains(action) for action in actions)
+    batch = gym.vector.utils.concatenate(obs_space, samples, gym.vector.utils.create_empty_array(obs_space, 3))
+    np.testing.assert_allclose(policy.act(batch), np.stack(actions), rtol=1e-5, atol=1e-6)
+    assert action_space.contains(policy.act(samples[0], False, seed=0)) or isinstance(action_space, spaces.Box)
 
 
 PARTS = spaces.Dict({"a": spaces.Box(-1, 1, (2,)), "b": spaces.Discrete(3)})
 
 
 @pytest.mark.parametrize(
-    ("space", "obs", "said"),
+    ("space", "obs", "message"),
     [
-        (spaces.Box(-1, 1, (4,)), np.zeros(3), r"has shape \(3,\); wanted is \(4,\) for one, or \(N, 4\) for a batch"),
+        (spaces.Box(-1, 1, (4,)), np.zeros(3), r"has shape \(3,\); expected \(4,\) for one, or \(N, 4\) for a batch"),
         (spaces.Box(-1, 1, (4,)), np.zeros((2, 2, 4)), r"has shape \(2, 2, 4\)"),
-        (spaces.Discrete(3), np.zeros((2, 2), int), r"wanted is \(\) for one, or \(N,\) for a batch"),
-        (spaces.Box(0, 255, (2,), np.uint8), np.zeros(2), "is of type float64; wanted is uint8"),
-        (spaces.Box(0, 255, (2,), np.uint8), np.array([0, 256]), "is of type int64; wanted is uint8"),
-        (spaces.Box(-1, 1, (2,)), np.array(["a", "b"]), "wanted is float32"),
-        (spaces.Box(-1, 1, (2,)), [[1], [1, 2]], "is no array"),
+        (spaces.Discrete(3), np.zeros((2, 2), int), r"expected \(\) for one, or \(N,\) for a batch"),
+        (spaces.Box(0, 255, (2,), np.uint8), np.zeros(2), "is of type float64; expected uint8"),
+        (spaces.Box(0, 255, (2,), np.uint8), np.array([0, 256]), "is of type int64; expected uint8"),
+        (spaces.Box(-1, 1, (2,)), np.array(["a", "b"]), "expected float32"),
+        (spaces.Box(-1, 1, (2,)), [[1], [1, 2]], "is not an array"),
         (spaces.Box(-1, 1, (2,)), np.array([np.nan, 1]), r"not finite: \[nan, 1.0\]"),
-        (spaces.Box(-1, 1, (2,)), {"a": 1}, r"is a mapping of \['a'\]; wanted is an array"),
-        (spaces.Discrete(3), 3, r"choices that are not of Discrete\(3\): \[3\]"),
-        (spaces.MultiDiscrete([2, 2]), np.array([0, -1]), "choices that are not of MultiDiscrete"),
-        (PARTS, np.zeros(2), "is a ndarray; wanted is a mapping or tuple of the parts"),
-        (PARTS, {"a": np.zeros(2)}, r"has the parts \['a'\]; wanted are \['a', 'b'\]"),
-        (PARTS, {"a": np.zeros(2), "b": 1, "c": 1}, r"has the parts \['a', 'b', 'c'\]; wanted are"),
+        (spaces.Box(-1, 1, (2,)), {"a": 1}, r"is a mapping of \['a'\]; expected an array"),
+        (spaces.Discrete(3), 3, r"values outside of Discrete\(3\): \[3\]"),
+        (spaces.MultiDiscrete([2, 2]), np.array([0, -1]), "values outside of MultiDiscrete"),
+        (PARTS, np.zeros(2), "is a ndarray; expected a mapping or tuple of the parts"),
+        (PARTS, {"a": np.zeros(2)}, r"has the parts \['a'\]; expected \['a', 'b'\]"),
+        (PARTS, {"a": np.zeros(2), "b": 1, "c": 1}, r"has the parts \['a', 'b', 'c'\]; expected"),
         (PARTS, {"a": np.zeros(3), "b": 1}, r"part 'a' of the observation has shape \(3,\)"),
         (PARTS, {"a": np.zeros((2, 2)), "b": 1}, r"do not fit together \(a: a batch of 2, b: one\)"),
         (PARTS, {"a": np.zeros((2, 2)), "b": np.zeros(3, int)}, r"\(a: a batch of 2, b: a batch of 3\)"),
     ],
 )
-def test_what_is_no_observation_is_told(space: spaces.Space, obs: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_an_invalid_observation_is_an_error(space: spaces.Space, obs: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         batch_observations(space, obs)
 
 
-def test_it_says_what_it_is(runs: dict[str, Path]) -> None:
+def test_repr(runs: dict[str, Path]) -> None:
     policy = load(runs["ppo"])
     assert isinstance(policy, LoadedPolicy)
     assert repr(policy) == f"<policy of ppo on CartPole-v1, after {policy.about['steps']:,} steps>"
 
 
-def test_the_page_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_documentation_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     page = Path(__file__).parents[1] / "docs" / "using-a-policy.md"
-    found = doctest.testfile(str(page), module_relative=False)
-    assert found.attempted > 15
-    assert found.failed == 0
+    results = doctest.testfile(str(page), module_relative=False)
+    assert results.attempted > 15
+    assert results.failed == 0

@@ -1,4 +1,4 @@
-"""RLlib's IMPALA on CartPole, with two runners, for a while after it has started.
+"""RLlib's IMPALA on CartPole, with 16 environments in one runner, timed after start-up.
 
 python rllib_impala.py [--seconds 60] [--seed 0]
 """
@@ -11,7 +11,7 @@ from ray.rllib.algorithms.impala import IMPALAConfig
 
 
 def main() -> None:
-    """Train, and print what came of it."""
+    """Train and print the result."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def steps(result: dict) -> float:
-    """Return how many steps of environments there were."""
+    """Return the number of environment steps."""
     return result["num_env_steps_sampled_lifetime"]
 
 

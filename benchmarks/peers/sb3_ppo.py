@@ -1,4 +1,4 @@
-"""Stable-Baselines3's PPO, with the zoo's settings for CartPole, or CleanRL's for MuJoCo.
+"""Stable-Baselines3's PPO, with the Zoo's settings for CartPole, or CleanRL's for MuJoCo.
 
 python sb3_ppo.py --env CartPole-v1 [--steps N] [--stop-return R] [--seed 0]
 """
@@ -27,7 +27,7 @@ class StopAt(BaseCallback):
 
 
 def main() -> None:
-    """Train, and print what came of it."""
+    """Train and print the result."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--env", default="CartPole-v1")
     parser.add_argument("--steps", type=int, default=100_000)

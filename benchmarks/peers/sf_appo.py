@@ -23,18 +23,18 @@ def make(name, cfg, env_config, render_mode=None):
 
 
 class Clock(AlgoObserver):
-    """Notes when training begins, and how many steps were trained on when it did and does."""
+    """Records the time and the environment steps of every training step."""
 
     def __init__(self):
         self.marks = []
 
     def on_training_step(self, runner, training_iteration_since_resume):
-        """Note one step."""
+        """Record one training step."""
         self.marks.append((time.perf_counter(), sum(runner.env_steps.values())))
 
 
 def main() -> None:
-    """Train, and print what came of it."""
+    """Train and print the result."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=200_000)
     parser.add_argument("--seed", type=int, default=0)
@@ -53,8 +53,8 @@ def main() -> None:
     runner.register_observer(clock)
     runner.init()
     runner.run()
-    found = [mark for mark in clock.marks if mark[1] > 0]
-    (begin, first), (end, last) = found[0], found[-1]
+    started = [mark for mark in clock.marks if mark[1] > 0]
+    (begin, first), (end, last) = started[0], started[-1]
     returns = [float(np.mean(values)) for values in runner.policy_avg_stats.get("reward", []) if len(values)]
     print(json.dumps({"steps": last - first, "seconds": end - begin, "mean_return": returns[-1] if returns else None}))
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""REINFORCE with distributed episodes: workers play, one learner follows the policy gradient.
+"""REINFORCE with distributed episodes: workers collect episodes, one learner updates the policy.
 
 Paper: Williams 1992, https://doi.org/10.1007/BF00992696
 
@@ -32,27 +32,27 @@ from raceway.runner import Runner
 
 GAMMA = 0.99
 """Discount factor."""
-STEPS_AT_ONCE = 4096
-"""Steps for which gradients are computed together: more would not fit in the caches."""
+CHUNK_STEPS = 4096
+"""Steps of one backward pass: more would not fit in the CPU caches."""
 WINDOW = 100
-"""Episodes over which the plot averages."""
+"""Episodes of the plot's moving average."""
 RULE = "=" * 60
 
 
 def collect_episode(weights: dict, env_name: str, seed: SeedSequence) -> dict:
-    """Play one episode with these weights; runs in a worker."""
+    """Collect one episode with these weights; runs in a worker."""
     import numpy as np
 
-    from model import ENV_CONFIGS, create_env, create_policy, once
+    from model import ENV_CONFIGS, create_env, create_once, create_policy
 
     config = ENV_CONFIGS[env_name]
-    env, policy = once(create_env, config), once(create_policy, config)
+    env, policy = create_once(create_env, config), create_once(create_policy, config)
     policy.load_state_dict(weights)
     act = policy.actor()
 
     rng = np.random.default_rng(seed)
     max_steps = env.spec.max_episode_steps
-    noise = policy.draw_noise(rng, max_steps)
+    noise = policy.sample_noise(rng, max_steps)
     states = np.empty((max_steps, config.obs_dim), np.float32)
     actions, rewards = [], []
     states[0], _ = env.reset(seed=int(rng.integers(2**31)))
@@ -73,7 +73,7 @@ def collect_episode(weights: dict, env_name: str, seed: SeedSequence) -> dict:
 
 
 def discounted_returns(rewards: np.ndarray, gamma: float) -> np.ndarray:
-    """Return G[t] = r[t] + γ G[t+1], in one pass from the end.
+    """Return the discounted returns G[t] = r[t] + γ G[t+1], in one backward pass.
 
     >>> discounted_returns(np.array([1.0, 2.0, 4.0]), gamma=0.5)
     array([3., 4., 4.])
@@ -83,7 +83,7 @@ def discounted_returns(rewards: np.ndarray, gamma: float) -> np.ndarray:
 
 
 def normalise(returns: np.ndarray) -> np.ndarray:
-    """Return the returns of one episode with mean 0 and deviation 1: its better half is reinforced.
+    """Scale the returns of one episode to mean 0 and standard deviation 1.
 
     >>> normalise(np.array([3.0, 1.0])).round(3)
     array([ 1., -1.], dtype=float32)
@@ -100,20 +100,20 @@ class Learner:
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=config.lr)
         self.total_rewards: list[float] = []
         self.mean_reward = 0.0
-        """That of the last iteration."""
+        """Mean total reward of the last iteration's episodes."""
 
     def update(self, episodes: list[dict]) -> float:
-        """Take one step along the policy gradient; return the loss, the mean over episodes of -Σₜ log π(aₜ|sₜ) Gₜ."""
+        """Take one policy-gradient step; return the loss, the mean over episodes of -Σₜ log π(aₜ|sₜ) Gₜ."""
         returns = [normalise(discounted_returns(episode["rewards"], GAMMA)) for episode in episodes]
         columns = [[episode["states"] for episode in episodes], [episode["actions"] for episode in episodes], returns]
-        parts = [torch.from_numpy(np.concatenate(column)).split(STEPS_AT_ONCE) for column in columns]
+        chunks = [torch.from_numpy(np.concatenate(column)).split(CHUNK_STEPS) for column in columns]
 
         loss = 0.0
         self.optimizer.zero_grad()
-        for states, actions, weights in zip(*parts, strict=True):
-            part = -(self.policy.log_prob(states, actions) * weights).sum() / len(episodes)
-            part.backward()  # adds to the gradients of the parts before
-            loss += part.item()
+        for states, actions, weights in zip(*chunks, strict=True):
+            chunk_loss = -(self.policy.log_prob(states, actions) * weights).sum() / len(episodes)
+            chunk_loss.backward()  # adds to the gradients of the earlier chunks
+            loss += chunk_loss.item()
         self.optimizer.step()
 
         rewards = [episode["total_reward"] for episode in episodes]
@@ -123,12 +123,12 @@ class Learner:
 
 
 def episode_seeds(seed: int, iteration: int, num_episodes: int) -> list[SeedSequence]:
-    """Give every episode a seed of its own, whichever worker plays it."""
+    """Return a seed for every episode of an iteration, which does not depend on the worker that collects it."""
     return [SeedSequence(seed, spawn_key=(iteration, episode)) for episode in range(num_episodes)]
 
 
 def train_distributed(learner: Learner, args: argparse.Namespace) -> None:
-    """Collect every iteration's episodes on the workers of a Runner."""
+    """Train with episodes that the workers of a Runner collect."""
     policy, env_name = learner.policy, args.env
     collect_fn = partial(collect_episode, env_name=env_name)
     with Runner(f"rl-{env_name}", engine=args.engine, workers=args.workers) as rr:
@@ -142,7 +142,7 @@ def train_distributed(learner: Learner, args: argparse.Namespace) -> None:
 
 
 def train_local(learner: Learner, args: argparse.Namespace) -> None:
-    """Collect every iteration's episodes here, one after the other."""
+    """Train with episodes that are collected in this process."""
     for iteration in range(args.iterations):
         weights = learner.policy.state_dict()
         seeds = episode_seeds(args.seed, iteration, args.episodes_per_iter)
@@ -151,18 +151,18 @@ def train_local(learner: Learner, args: argparse.Namespace) -> None:
 
 
 def report(iteration: int, num_iterations: int, learner: Learner, loss: float) -> None:
-    """Print every tenth iteration and the last."""
+    """Print the metrics of every tenth iteration and of the last."""
     if iteration % 10 == 0 or iteration == num_iterations - 1:
         print(f"Iteration {iteration:4d} | Mean Reward: {learner.mean_reward:8.1f} | Loss: {loss:8.4f}", flush=True)
 
 
-def draw_rewards(figure: Any, rewards: list[float], title: str) -> None:
-    """Draw the total reward of every episode, and the mean of the last hundred."""
-    totals = np.cumsum([0.0, *rewards])
-    ends = np.arange(1, len(totals))
-    starts = np.maximum(ends - WINDOW, 0)  # the first means are over the episodes there are
+def plot_rewards(figure: Any, rewards: list[float], title: str) -> None:
+    """Plot the total reward of every episode, and its moving average."""
+    sums = np.cumsum([0.0, *rewards])
+    ends = np.arange(1, len(sums))
+    starts = np.maximum(ends - WINDOW, 0)  # the first windows are shorter
     axes = figure.subplots()
-    means = (totals[ends] - totals[starts]) / (ends - starts)
+    means = (sums[ends] - sums[starts]) / (ends - starts)
     size = 3 if len(rewards) > 1000 else 6
     axes.plot(ends, rewards, ".", ms=size, mew=0, color="#5b8db8", alpha=0.35, label="one episode")
     axes.plot(ends, means, lw=1.8, color="#14406b", label=f"mean of the last {WINDOW}")
@@ -176,35 +176,35 @@ def draw_rewards(figure: Any, rewards: list[float], title: str) -> None:
         handle.set_alpha(1)
 
 
-def plot(rewards: list[float], title: str, path: Path) -> None:
-    """Save a picture of the rewards, and show it where there is a screen."""
+def save_and_show_plot(rewards: list[float], title: str, path: Path) -> None:
+    """Save a plot of the rewards, and show it if there is a display."""
     from matplotlib.figure import Figure
 
     size = {"figsize": (9, 5), "layout": "constrained"}
-    picture = Figure(**size)  # needs no screen, so that the file is there whatever becomes of the window
-    draw_rewards(picture, rewards, title)
-    picture.savefig(path, dpi=130)
+    figure = Figure(**size)  # needs no display: the file is written even if no window can be opened
+    plot_rewards(figure, rewards, title)
+    figure.savefig(path, dpi=130)
     print(f"Plot saved to {path.resolve()}", flush=True)
     if sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
         import matplotlib.pyplot as plt
 
-        draw_rewards(plt.figure(**size), rewards, title)
-        if plt.get_backend().lower() != "agg":  # what matplotlib falls back to without a toolkit for windows
+        plot_rewards(plt.figure(**size), rewards, title)
+        if plt.get_backend().lower() != "agg":  # matplotlib's fallback if there is no GUI toolkit
             plt.show()
         plt.close("all")
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """Read the command line, and refuse what could only fail after the training."""
+    """Parse the command line, and check that optional dependencies are installed."""
     parser = argparse.ArgumentParser(description="Train a policy with distributed REINFORCE.")
     option = parser.add_argument
     option("--env", choices=list(ENV_CONFIGS), default="cartpole", help="environment (%(default)s)")
     option("--local", action="store_true", help="collect episodes in this process, without a Runner")
     option("--iterations", type=count, default=100, help="number of training iterations (%(default)s)")
     option("--episodes-per-iter", type=count, default=100, help="episodes collected per iteration (%(default)s)")
-    option("--plot", action="store_true", help="save the rewards as reinforce-<env>.png; show it if there is a screen")
-    option("--engine", choices=["inline", "process", "ray"], help="where workers live ($RACEWAY_ENGINE, or process)")
-    option("--workers", type=count, help="number of workers (as many as the engine has room for)")
+    option("--plot", action="store_true", help="save a plot as reinforce-<env>.png; show it if there is a display")
+    option("--engine", choices=["inline", "process", "ray"], help="where workers run ($RACEWAY_ENGINE, or process)")
+    option("--workers", type=count, help="number of workers (the engine's capacity)")
     option("--seed", type=seed_number, default=0, help="seed of weights, actions and environments (%(default)s)")
     args = parser.parse_args(argv)
     if args.local and (args.engine or args.workers):
@@ -217,21 +217,21 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def count(text: str) -> int:
-    """Convert an option that must be at least 1."""
+    """Parse an integer of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number from 1, not {text!r}")
     return int(text)
 
 
 def seed_number(text: str) -> int:
-    """Convert a seed to what both numpy and torch take for one."""
+    """Parse a seed in the range that both numpy and torch accept."""
     if not text.isdecimal() or int(text) >= 2**64:
         raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 2**64 - 1, not {text!r}")
     return int(text)
 
 
 def main() -> None:
-    """Train, and say how it went."""
+    """Train, and print the progress and a summary."""
     args = parse_args()
     config = ENV_CONFIGS[args.env]
     mode, runner = ("Local", "") if args.local else ("Distributed", " using Raceway Runner")
@@ -252,7 +252,7 @@ def main() -> None:
     train = train_local if args.local else train_distributed
     start = time.perf_counter()
     torch.set_num_threads(1)
-    with threadpool_limits(1):  # the last bits of a sum depend on how many threads it is shared by
+    with threadpool_limits(1):  # the last bits of a sum depend on the number of threads
         train(learner, args)
     seconds = time.perf_counter() - start
 
@@ -262,7 +262,7 @@ def main() -> None:
     print(f"  Final Mean Reward: {learner.mean_reward:.1f}")
     print(RULE, flush=True)
     if args.plot:
-        plot(learner.total_rewards, f"REINFORCE on {config.name}", Path(f"reinforce-{args.env}.png"))
+        save_and_show_plot(learner.total_rewards, f"REINFORCE on {config.name}", Path(f"reinforce-{args.env}.png"))
 
 
 if __name__ == "__main__":

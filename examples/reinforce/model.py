@@ -1,4 +1,4 @@
-"""What the learner and its workers share: the environments and a policy for each of them."""
+"""The environments and policies, shared by the learner and its workers."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class EnvConfig:
-    """An environment and what a policy must know of it."""
+    """An environment and the sizes that its policy needs."""
 
     name: str
     """Gymnasium's id."""
     obs_dim: int
     """Length of an observation."""
     action_dim: int
-    """Number of actions to choose from, or length of a continuous action."""
+    """Number of discrete actions, or length of a continuous action."""
     continuous: bool
-    """Whether an action is a vector rather than a choice."""
+    """Whether actions are continuous."""
 
     @property
     def lr(self) -> float:
-        """Adam's step size."""
+        """Adam's learning rate."""
         return 3e-4 if self.continuous else 1e-2
 
 
@@ -45,7 +45,7 @@ ENV_CONFIGS = {
 
 
 class DiscretePolicy(nn.Module):
-    """A categorical distribution over actions."""
+    """A categorical policy over discrete actions."""
 
     def __init__(self, obs_dim: int, action_dim: int, hidden: int = 128) -> None:
         super().__init__()
@@ -59,19 +59,19 @@ class DiscretePolicy(nn.Module):
         """Return log π(a|s), [N]."""
         return self(states).log_prob(actions)
 
-    def draw_noise(self, rng: np.random.Generator, steps: int) -> np.ndarray:
-        """Draw what `actor` needs for an episode of that many steps, one row a step."""
+    def sample_noise(self, rng: np.random.Generator, steps: int) -> np.ndarray:
+        """Sample the noise with which `actor` samples the actions of an episode, [steps, action_dim]."""
         return rng.gumbel(size=(steps, self.net[-1].out_features)).astype(np.float32)
 
     def actor(self) -> Callable[[np.ndarray, np.ndarray], int]:
-        """Return (state, noise) -> action in numpy, which for one state is many times faster than torch."""
-        net = in_numpy(self.net)
-        # Gumbel's trick: the largest of logits + Gumbel noise is a sample of their softmax.
+        """Return a function (state, noise) -> action in numpy, which for one state is many times faster than torch."""
+        net = to_numpy(self.net)
+        # Gumbel-max trick: the argmax of logits + Gumbel noise is a sample from their softmax.
         return lambda state, noise: int((net(state) + noise).argmax())
 
 
 class ContinuousPolicy(nn.Module):
-    """A Gaussian over actions whose standard deviation is learned, the same for every state."""
+    """A Gaussian policy with a learned standard deviation that does not depend on the state."""
 
     def __init__(self, obs_dim: int, action_dim: int, hidden: int = 256) -> None:
         super().__init__()
@@ -92,13 +92,13 @@ class ContinuousPolicy(nn.Module):
         """Return log π(a|s), [N]."""
         return self(states).log_prob(actions).sum(-1)
 
-    def draw_noise(self, rng: np.random.Generator, steps: int) -> np.ndarray:
-        """Draw what `actor` needs for an episode of that many steps, one row a step."""
+    def sample_noise(self, rng: np.random.Generator, steps: int) -> np.ndarray:
+        """Sample the noise with which `actor` samples the actions of an episode, [steps, action_dim]."""
         return rng.standard_normal((steps, len(self.log_std)), dtype=np.float32)
 
     def actor(self) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-        """Return (state, noise) -> action in numpy, which for one state is many times faster than torch."""
-        net, std = in_numpy(self.net), self.log_std.detach().exp().numpy()
+        """Return a function (state, noise) -> action in numpy, which for one state is many times faster than torch."""
+        net, std = to_numpy(self.net), self.log_std.detach().exp().numpy()
         return lambda state, noise: net(state) + std * noise
 
 
@@ -114,13 +114,13 @@ def create_env(config: EnvConfig) -> gym.Env:
 
 
 @lru_cache
-def once(create: Callable[[EnvConfig], T], config: EnvConfig) -> T:
-    """Create something the first time this process asks for it, so that a worker's episodes share it."""
+def create_once(create: Callable[[EnvConfig], T], config: EnvConfig) -> T:
+    """Return `create(config)`, called once a process, so that the episodes of a worker share the result."""
     return create(config)
 
 
-def in_numpy(net: nn.Sequential) -> Callable[[np.ndarray], np.ndarray]:
-    """Return a network of ReLU layers as a function of one state; its arrays share memory with the parameters."""
+def to_numpy(net: nn.Sequential) -> Callable[[np.ndarray], np.ndarray]:
+    """Return a network of ReLU layers as a numpy function of one state, which shares memory with the parameters."""
     *hidden, (last_weight, last_bias) = (
         (layer.weight.detach().numpy(), layer.bias.detach().numpy()) for layer in net if isinstance(layer, nn.Linear)
     )

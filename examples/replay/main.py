@@ -1,7 +1,7 @@
-"""Soft Q-learning with prioritised replay in two shards: playing, storing and training as one flow.
+"""Soft Q-learning with prioritised replay in two shards: collecting, storing and training as one flow.
 
-Actions are drawn from the softmax of their values, so the policy's logits are the values themselves. The value of a
-state is then the soft maximum over its actions: Haarnoja et al. 2017, https://arxiv.org/abs/1702.08165.
+Actions are sampled from the softmax of the Q-values, so the policy's logits are the Q-values. The value of a state is
+then the log-sum-exp over its actions: Haarnoja et al. 2017, https://arxiv.org/abs/1702.08165.
 
 python examples/replay/main.py [--engine inline|process|ray] [--steps 30000] [--seed 0]
 """
@@ -40,36 +40,36 @@ from raceway.ops import (
 )
 from raceway.rl import Batch
 
-NONE = np.empty(0)
+NO_EPISODES = np.empty(0)
 
 
-class TrainValues:
-    """One step towards reward + discount · soft maximum of the values that followed, which an older network gives."""
+class TrainSoftQ:
+    """One gradient step on the TD error to reward + discount · log-sum-exp of the target network's Q-values."""
 
-    def __init__(self, learner: Learner, update_target_every: int = 50) -> None:
+    def __init__(self, learner: Learner, target_update_every: int = 50) -> None:
         self.learner, self.target = learner, copy.deepcopy(learner.policy)
-        self.every, self.steps = update_target_every, 0
+        self.target_update_every, self.num_updates = target_update_every, 0
 
     def __call__(self, batch: Batch) -> TrainStats:
-        """Train on a batch of replay, and say how far its values were off."""
-        if self.steps % self.every == 0:
+        """Train on a sampled batch, and return the absolute TD errors as its new priorities."""
+        if self.num_updates % self.target_update_every == 0:
             self.target.load(self.learner.policy.weights())
-        self.steps += 1
+        self.num_updates += 1
         with torch.no_grad():
-            later = self.target(as_tensor(batch["next_obs"]), {})[0].logsumexp(-1)
-            wanted = as_tensor(batch["reward"]) + as_tensor(batch["discount"]) * later
-        values = self.learner.policy(as_tensor(batch["obs"]), {})[0]
-        errors = values.gather(-1, as_tensor(batch["action"])[:, None]).squeeze(-1) - wanted
+            next_value = self.target(as_tensor(batch["next_obs"]), {})[0].logsumexp(-1)
+            target = as_tensor(batch["reward"]) + as_tensor(batch["discount"]) * next_value
+        q_values = self.learner.policy(as_tensor(batch["obs"]), {})[0]
+        td_errors = q_values.gather(-1, as_tensor(batch["action"])[:, None]).squeeze(-1) - target
         losses = as_tensor(batch["weight"]) * torch.nn.functional.smooth_l1_loss(
-            errors, torch.zeros_like(errors), reduction="none"
+            td_errors, torch.zeros_like(td_errors), reduction="none"
         )
         self.learner.step([losses.mean])
-        priorities = batch["index"], errors.detach().abs().numpy()
-        return TrainStats(num_steps=0, returns=NONE, lengths=NONE, priorities=priorities)
+        priorities = batch["index"], td_errors.detach().abs().numpy()
+        return TrainStats(num_steps=0, returns=NO_EPISODES, lengths=NO_EPISODES, priorities=priorities)
 
 
 def plan(workers: list[Any], shards: list[Any], rollouts: RolloutSettings, learner: Learner) -> Iter[Any]:
-    """Return the flow: batches as they are stored, and figures of training, in turn."""
+    """Return the flow: it yields stored batches and the metrics of gradient steps."""
     store = (
         parallel_rollouts(workers, rollouts)
         .for_each(Transitions(gamma=0.97, n=3))
@@ -79,7 +79,7 @@ def plan(workers: list[Any], shards: list[Any], rollouts: RolloutSettings, learn
     )
     train = (
         parallel_replay(shards, synchronous=True)
-        .for_each(TrainValues(learner))
+        .for_each(TrainSoftQ(learner))
         .for_each(UpdatePriorities())
         .for_each(UpdateWeights(learner, workers))
     )
@@ -88,10 +88,10 @@ def plan(workers: list[Any], shards: list[Any], rollouts: RolloutSettings, learn
 
 
 def main() -> None:
-    """Train on CartPole, and say how the returns grow."""
+    """Train on CartPole, and print the mean return."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=["inline", "process", "ray"], default="process")
-    parser.add_argument("--steps", type=int, default=30_000, help="steps of environments (%(default)s)")
+    parser.add_argument("--steps", type=int, default=30_000, help="environment steps (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     if options.steps < 1 or options.seed < 0:
@@ -102,7 +102,7 @@ def main() -> None:
     slots = make_slots(env, 1)
     policy = make_policy(slots.observation_space, slots.action_space, "mlp", rollouts.hidden, seed=options.seed)
     slots.close()
-    learner, returns, steps, shown = Learner(policy, lr=3e-3), deque[float](maxlen=100), 0, 0
+    learner, returns, num_steps, last_printed = Learner(policy, lr=3e-3), deque[float](maxlen=100), 0, 0
     with worker_compute_settings(), make_engine(options.engine) as engine:
         workers = [engine.spawn(RolloutWorker, (rollouts,), name=f"worker-{number}") for number in range(2)]
         shards = [engine.spawn(ReplayShard, (replay, number), name=f"replay-{number}") for number in range(2)]
@@ -110,12 +110,12 @@ def main() -> None:
         for item in plan(workers, shards, rollouts, learner):
             if isinstance(item, TrainStats):
                 continue
-            steps += len(item["reward"])
+            num_steps += len(item["reward"])
             returns.extend(item["episode_return"].tolist())
-            if steps >= shown + 5000 or steps >= options.steps:
-                shown = steps
-                print(f"{steps:6d} steps | mean return of the last {len(returns)} episodes {np.mean(returns):6.1f}")
-            if steps >= options.steps:
+            if num_steps >= last_printed + 5000 or num_steps >= options.steps:
+                last_printed = num_steps
+                print(f"{num_steps:6d} steps | mean return of the last {len(returns)} episodes {np.mean(returns):6.1f}")
+            if num_steps >= options.steps:
                 break
     print(f"weights {policy.sha256()[:16]}")
 

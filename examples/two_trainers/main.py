@@ -1,4 +1,4 @@
-"""Two trainers in one environment: PPO for two agents that must spread out, DQN for the third, as one flow.
+"""Two trainers in one environment, as one flow: PPO trains two of its three agents, DQN the third.
 
 python examples/two_trainers/main.py [--steps 200000] [--engine inline|process|ray] [--seed 0] [--plan]
 """
@@ -30,23 +30,23 @@ TRAINERS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def a_training(seed: int = 0, engine: str = "inline") -> MultiTraining:
-    """Return the run: sixteen environments of three agents each."""
+def make_training(seed: int = 0, engine: str = "inline") -> MultiTraining:
+    """Return the training, on sixteen environments of three agents each."""
     settings: dict[str, Any] = {"env_kwargs": {"max_cycles": 25}, "num_envs": 16, "fragment_steps": 25, "seed": seed}
     return MultiTraining("mpe2.simple_spread_v3", POLICIES, TRAINERS, engine=engine, **settings)
 
 
 def main() -> None:
-    """Train both, and say how the returns of each grow."""
+    """Train both policies, and print their mean returns over the run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=200_000, help="steps of PPO's agents (%(default)s)")
+    parser.add_argument("--steps", type=int, default=200_000, help="environment steps of PPO's agents (%(default)s)")
     parser.add_argument("--engine", choices=["inline", "process", "ray"], default="inline")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--plan", action="store_true", help="show the plan, and do not train")
+    parser.add_argument("--plan", action="store_true", help="print the plan without training")
     options = parser.parse_args()
     if options.steps < 1 or options.seed < 0:
         parser.error(f"--steps must be at least 1 and --seed at least 0, not {options.steps} and {options.seed}")
-    training = a_training(options.seed, options.engine)
+    training = make_training(options.seed, options.engine)
     if options.plan:
         with training.open_flow() as (flow, _):
             print(flow.explain())

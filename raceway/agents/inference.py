@@ -130,7 +130,7 @@ class ActingPolicy:
 
 
 def sampling_distribution(policy: Policy, num: int) -> Distribution:
-    """Return a distribution that samples `num` rows; an ε-greedy policy's own is for its number of slots in training.
+    """Return a policy's distribution for sampling `num` rows; an ε-greedy one is resized from its slots in training.
 
     Row i has the ε of slot i; with more rows than slots, the ε of the slots are repeated.
     """
@@ -215,7 +215,7 @@ def _to_array(space: spaces.Space, obs: Any, path: str) -> Array:
 
 
 def _check_values(space: spaces.Space, array: Array, path: str) -> None:
-    """Raise ConfigError for values that are not finite or outside the space."""
+    """Raise ConfigError for values that are not finite, or outside a discrete space."""
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise ConfigError(f"{_describe(path)} has numbers that are not finite: {array.ravel()[:8].tolist()}")
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):

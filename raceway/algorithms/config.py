@@ -43,7 +43,7 @@ class RunConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentConfig:
-    """The environment, and how many of it are stepped."""
+    """The environment and its parallel instances."""
 
     group: ClassVar[str] = "environment"
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from raceway.engine.base import Actor
+from raceway.engine.base import Actor, Engine
 from raceway.ops import Learner, ReplaySettings, ReplayShard, UpdateWeights
 
 
@@ -20,7 +20,7 @@ class Context:
 
     learner: Learner
     workers: Sequence[Actor]
-    engine: Any
+    engine: Engine
     policy: str | None = None
     """Name of the policy that the plan trains, if workers have several."""
     failure_policy: Mapping[str, Any] = field(default_factory=dict)

@@ -27,7 +27,9 @@ from raceway.state import RECORDS, find_record, record, record_name
 Array = np.ndarray
 Arrays = dict[str, Array]
 
-record(wall_clock=("begun", "done"), formerly=("Envelope",))(Envelope)
+record(wall_clock=("started", "finished"), renamed={"begun": "started", "done": "finished"}, formerly=("Envelope",))(
+    Envelope
+)
 record(wall_clock=("name",), formerly=("Source",))(Source)
 record(formerly=("Counter",))(Counter)
 

@@ -14,7 +14,8 @@ from raceway.checks import check_int
 from raceway.errors import CheckpointError, ConfigError
 from raceway.schema import Migrations, migrate
 
-SCHEMA = 1
+SCHEMA = 2
+"""2: records are named by module and class, and the keys of states were renamed; see `migrations`."""
 MIGRATIONS: Migrations = {}
 MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """Exceptions that decoding malformed data can raise."""

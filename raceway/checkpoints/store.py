@@ -36,6 +36,7 @@ from raceway.checkpoints.blocks import BlockStore, is_large
 from raceway.checkpoints.encoding import Array, Arrays, decode, encode, hash_array, hash_state
 from raceway.checkpoints.files import read_file, refuse_symlink, remove_tree, sync_directory, write_file
 from raceway.checkpoints.manifest import MALFORMED, encode_manifest, read_manifest, sha256_of
+from raceway.checkpoints.migrations import migrate_state
 from raceway.checks import check_int
 from raceway.errors import CheckpointError
 
@@ -94,7 +95,7 @@ class Checkpoint:
         arrays |= {POLICY_PREFIX + name: array for name, array in self._read_tensors("policy.safetensors").items()}
         arrays |= {name: self._read_blocks(name) for name in self.manifest["blocks"]}
         try:
-            return decode(doc, arrays)
+            return decode(migrate_state(doc, self.manifest["schema"]), arrays)
         except (MemoryError, *MALFORMED) as error:
             raise CheckpointError(self.path / "state.json", f"its state cannot be read ({error!r})") from error
 

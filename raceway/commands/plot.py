@@ -7,7 +7,7 @@ from pathlib import Path
 from raceway.commands.arguments import runs_parser
 from raceway.commands.tables import print_lines
 from raceway.errors import ConfigError
-from raceway.runs.comparison import EVAL_METRIC, RETURN_METRIC, by_env, check_metric, group_runs, learning_curves
+from raceway.runs.comparison import EVAL_METRIC, RETURN_METRIC, by_env, check_metric, group_runs, metric_curves
 
 _X = {
     "steps": ("time/total_timesteps", "environment steps"),
@@ -35,7 +35,10 @@ def run(arguments: list[str]) -> int:
     directory = groups[0].runs[0].path if len(groups) == 1 and len(groups[0].runs) == 1 else Path()
     out = prepare_plot_path(options.out or directory / "plot.png")
     column, x_label = _X[options.x]
-    panels = {env: [learning_curves(group, column, metric) for group in some] for env, some in by_env(groups).items()}
+    panels = {
+        env: [metric_curves(group, column, metric) for group in env_groups]
+        for env, env_groups in by_env(groups).items()
+    }
     notes += [
         f"{env}, {curves.label}: left out, it has no {metric}."
         for env, panel in panels.items()

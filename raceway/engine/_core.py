@@ -291,7 +291,7 @@ class EngineCore(ValueStore):
 
     def wake(self) -> None:
         """Make waiting threads check their condition again; takes no lock."""
-        self.reactor.nudge()
+        self.reactor.ensure_wake()
 
     def notify_waiters(self) -> None:
         """Make waiting threads check their condition again. Called with the lock."""

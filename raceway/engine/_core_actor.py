@@ -66,7 +66,7 @@ class CoreActor(Actor):
 
 
 def count_in_a_row(times: list[float], now: float, gap: float) -> int:
-    """Return how many of the last times lie within `gap` seconds of the next one, the last of them of `now`.
+    """Return how many of the last times lead up to `now` with no more than `gap` seconds between them.
 
     >>> count_in_a_row([1.0, 30.0, 35.0], now=39.0, gap=10.0)
     2

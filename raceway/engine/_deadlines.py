@@ -37,7 +37,7 @@ class Deadlines:
             self._set_timer(actor)
 
     def _set_timer(self, actor: CoreActor) -> None:
-        # One timer an actor, however many of its calls have deadlines; one that is due sooner replaces it.
+        # One timer per actor, however many of its calls have deadlines; an earlier deadline replaces it.
         when = actor.deadline_timer_at = actor.deadline[0]
         self._engine.call_at(when, lambda: self._check(actor, when))
 

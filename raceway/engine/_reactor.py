@@ -96,8 +96,8 @@ class Reactor:
             except BlockingIOError:
                 pass  # the buffer is full, so the thread is about to wake
 
-    def nudge(self) -> None:
-        """Make waiting threads check their conditions. May be called from any thread; takes no lock."""
+    def ensure_wake(self) -> None:
+        """End the current sleep in the loop, or the next one. May be called from any thread; takes no lock."""
         try:
             self._wake_in.send(b"\0")
         except OSError:

@@ -94,15 +94,15 @@ class Gather(Stage):
         states = [future and future.result() for future in futures]
         return {
             "shards": [state or shard.state for state, shard in zip(states, self.shards, strict=True)],
-            "lanes": [(shard.ended, shard.dropped, shard.positions) for shard in self.shards],
+            "progress": [(shard.ended, shard.dropped, shard.positions) for shard in self.shards],
             "ready": self.ready if self.run.keeps_in_flight else deque(),
         }
 
     def restore(self, state: Any) -> None:
-        if len(state["lanes"]) != len(self.shards):
-            raise FlowError(f"the state has {len(state['lanes'])} shards, but the flow has {len(self.shards)}")
+        if len(state["progress"]) != len(self.shards):
+            raise FlowError(f"the state has {len(state['progress'])} shards, but the flow has {len(self.shards)}")
         self.ready = state["ready"]
-        for shard, shard_state, progress in zip(self.shards, state["shards"], state["lanes"], strict=True):
+        for shard, shard_state, progress in zip(self.shards, state["shards"], state["progress"], strict=True):
             shard.state, (shard.ended, shard.dropped, shard.positions) = shard_state, progress
         self.open()
 

@@ -99,8 +99,8 @@ class Envelope(NamedTuple):
     sources: tuple[Source, ...]
     sequence: int  # number of the item in its shard, from 0; for merged items, the highest
     version: int | None  # version of the actor's weights, as set by `send_msg`; for merged items, the oldest
-    begun: float  # start of its computation: seconds since the epoch, by the clock of the actor's machine
-    done: float
+    started: float  # start of its computation: seconds since the epoch, by the clock of the actor's machine
+    finished: float
     size: int = 1  # number of source items it was made from
     parts: tuple[Envelope, ...] = ()  # envelopes of the items in a batch or round
 
@@ -113,16 +113,19 @@ OperatorContext = dict[str, Any]  # on shards: the values that can be injected; 
 def resolve_envelope(envelope: LazyEnvelope) -> Envelope:
     """Return an item's envelope, merged if the item was made from several.
 
-    >>> resolve_envelope((Envelope((), 3, 7, begun=1.0, done=2.0), Envelope((), 4, 6, begun=1.5, done=2.5)))[:-1]
+    >>> first, second = Envelope((), 3, 7, 1.0, 2.0), Envelope((), 4, 6, 1.5, 2.5)
+    >>> resolve_envelope((first, second))[:-1]
     ((), 4, 6, 1.0, 2.5, 2)
     """
     if isinstance(envelope, Envelope):
         return envelope
     parts = tuple(map(resolve_envelope, envelope))
-    sources, sequences, versions, begun, done, sizes, _ = zip(*parts, strict=True)
+    sources, sequences, versions, started, finished, sizes, _ = zip(*parts, strict=True)
     known = [version for version in versions if version is not None]
     distinct = tuple(dict.fromkeys(chain.from_iterable(sources)))
-    return Envelope(distinct, max(sequences), min(known) if known else None, min(begun), max(done), sum(sizes), parts)
+    return Envelope(
+        distinct, max(sequences), min(known) if known else None, min(started), max(finished), sum(sizes), parts
+    )
 
 
 def replace_actor_handles(value: Any, actors: Mapping[str, Actor] | None = None) -> Any:

@@ -98,7 +98,7 @@ class SourceReader(Operator):
         if self.ended:
             return NoItem.END
         version = self.actor_context.guests.get("version") if self.actor_context else None
-        begun, start = _now(), _clock()
+        started, start = _now(), _clock()
         try:
             if self._items is None:
                 context = {**self.context, "number": self.position}
@@ -110,7 +110,7 @@ class SourceReader(Operator):
         except Exception as error:
             raise self.operator_error(error, None) from error
         seconds = _clock() - start
-        item = value, Envelope(self.sources, self.position, version, begun, begun + seconds)
+        item = value, Envelope(self.sources, self.position, version, started, started + seconds)
         self.position += 1
         self.meter.count(item, seconds)
         return item

@@ -100,7 +100,7 @@ class Event(NamedTuple):
     """An event that the subscribers of a run receive.
 
     Kinds: `start` and `stop`; `counters` of every node, several times a second; `items`, just before them, with a tuple
-    `(gather, shard, sequence, begun, done)` for every item that arrived from a shard; `restarted`, `dropped` and
+    `(gather, shard, sequence, started, finished)` for every item that arrived from a shard; `restarted`, `dropped` and
     `failed`, each for one shard.
     """
 
@@ -177,7 +177,7 @@ class Observable:
 
     def record_arrival(self, shard: Any, envelope: Envelope) -> None:
         """Record an item that arrived from a shard, for the next `items` event."""
-        self._arrivals.append((shard.gather, shard.index, envelope.sequence, envelope.begun, envelope.done))
+        self._arrivals.append((shard.gather, shard.index, envelope.sequence, envelope.started, envelope.finished))
 
     def counters(self) -> dict[str, Counters]:
         """Return the counters of every operator; those of shards as of their last report."""

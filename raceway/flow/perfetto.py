@@ -46,18 +46,18 @@ class TraceWriter:
 
     def _write_items(self, items: list[tuple[int, int, int, float, float]]) -> None:
         rows = []
-        for gather, shard, sequence, begun, done in items:
+        for gather, shard, sequence, started, finished in items:
             if (gather, shard) not in self._tracks:
                 self._tracks.add((gather, shard))
                 name = self._labels[gather] if gather < len(self._labels) else f"gather {gather}"
                 self._write({"ph": "M", "pid": 1 + gather, "name": "process_name", "args": {"name": name}})
                 track = {"ph": "M", "pid": 1 + gather, "tid": shard, "name": "thread_name"}
                 self._write({**track, "args": {"name": f"shard {shard}"}})
-            duration = max(done - begun, 0.0) * _MICRO
+            duration = max(finished - started, 0.0) * _MICRO
             # Formatted by hand: there is a row for every item, and json.dumps would be the largest cost.
             rows.append(
                 f'{{"ph":"X","pid":{1 + gather},"tid":{shard},"name":"item {sequence}",'
-                f'"ts":{begun * _MICRO:.1f},"dur":{duration:.1f}}},\n'
+                f'"ts":{started * _MICRO:.1f},"dur":{duration:.1f}}},\n'
             )
         self._file.write("".join(rows))
 

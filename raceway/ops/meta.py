@@ -24,9 +24,7 @@ from raceway.state import Stateful
 Task = Sequence[Batch]
 """The batches that one shard collected in a task: one before every inner update, and one after the last."""
 Adapt = Callable[[Iterable[Batch], bool], Parameters]
-"""Returns the parameters adapted to the batches of a task; first-order only, if the flag is set.
-
-See `adapt_parameters`."""
+"""Returns the parameters adapted to batches of a task, to first order if the flag is set; see `adapt_parameters`."""
 
 
 class FitBaseline(Stateful):

@@ -33,14 +33,8 @@ class MultiRolloutSettings:
     def make_policies(self, seed: int = 0) -> dict[str, Policy]:
         """Create the policies."""
         spaces = self.env.spaces()
-        return {
-            name: settings.make_policy(*spaces[name], seed + index)
-            for index, (name, settings) in enumerate(self.sorted_policies())
-        }
-
-    def sorted_policies(self) -> list[tuple[str, RolloutSettings]]:
-        """Return the policies in the order of their names."""
-        return sorted(self.policies.items())
+        policies = enumerate(sorted(self.policies.items()))
+        return {name: settings.make_policy(*spaces[name], seed + index) for index, (name, settings) in policies}
 
 
 class MultiRolloutWorker:

@@ -105,12 +105,12 @@ class ReplayShard:
 
     def state(self) -> Any:
         """Return the state to resume from."""
-        return {"buffer": self.buffer.state(), "from": self._first_index}
+        return {"buffer": self.buffer.state(), "first_index": self._first_index}
 
     def restore(self, state: Any) -> None:
         """Resume from a state."""
         self.buffer.restore(state["buffer"])
-        self._first_index = state["from"]
+        self._first_index = state["first_index"]
 
 
 class StoreToReplay(Ledger):

@@ -48,8 +48,7 @@ class Ledger:
         self.shards = shards
         self.turn = 0
         self._accounts = [_ShardAccount() for _ in shards]
-        self._evicted = self._lost = 0  # of past incarnations
-        self._inserted = 0
+        self._inserted, self._evicted, self._lost = 0, 0, 0  # evicted and lost in past incarnations
 
     def insert(self, rows: Batch, num: int) -> None:
         """Insert rows into the next shard; `num` says how many they are."""
@@ -103,11 +102,16 @@ class Ledger:
                 future.exception()
         counts = self.counts
         accounts = [(account.sent, account.evicted) for account in self._accounts]
-        return {"turn": self.turn, "counts": tuple(counts), "books": accounts, "over": (self._evicted, self._lost)}
+        return {
+            "turn": self.turn,
+            "counts": tuple(counts),
+            "accounts": accounts,
+            "discarded_accounts": (self._evicted, self._lost),
+        }
 
     def restore(self, state: Any) -> None:
         """Resume from a state, with shards that were restored too."""
         self.turn, self._inserted = state["turn"], state["counts"][0]
-        self._evicted, self._lost = state["over"]
-        for account, actor, counts in zip(self._accounts, self.shards, state["books"], strict=True):
+        self._evicted, self._lost = state["discarded_accounts"]
+        for account, actor, counts in zip(self._accounts, self.shards, state["accounts"], strict=True):
             account.incarnation, (account.sent, account.evicted) = actor.incarnation, counts

@@ -20,7 +20,7 @@ WINDOW = 100
 """Episodes that the mean return is over."""
 
 
-@record(wall_clock=("seconds",), formerly=("TrainStats",))
+@record(wall_clock=("seconds",), formerly=("TrainStats",), renamed={"news": "published_weights"})
 @dataclass
 class TrainStats:
     """Stats of one training step."""
@@ -38,7 +38,7 @@ class TrainStats:
     """Environment failures that were tolerated."""
     priorities: tuple[np.ndarray, np.ndarray] | None = None
     """For a batch from prioritised replay: the `index` of its rows, and their new priorities."""
-    news: Any = None
+    published_weights: Any = None
     """The version and weights after the step, if the learner is remote; see `Learner`."""
 
     @classmethod

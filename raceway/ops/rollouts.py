@@ -120,7 +120,7 @@ class RolloutWorker:
         settings = self.settings
         snapshot = self._snapshots.pop(shard, None)
         # Environments that seed themselves must not start with the same episodes again.
-        num_made = 0 if snapshot is None or "history" in snapshot else 1 + int(max(snapshot["episode"]))
+        num_made = 0 if snapshot is None or "episode_log" in snapshot else 1 + int(max(snapshot["episode"]))
         recovery = Recovery(settings.max_env_failures, partial(self._make_slots, shard), num_made)
         slots = recovery.make_slots(lambda _: (f"worker {self.name}, shard {shard}", 0))
         if self._policy is None:

@@ -28,7 +28,7 @@ class TrainOneStep(HasLearner):
         begin, lag = time.perf_counter(), self.learner.lag_metrics(envelope.version)
         metrics = self.learner.train(self.loss, batch, *self.parts)
         stats = TrainStats.of(batch, metrics | lag, train=time.perf_counter() - begin)
-        stats.news = self.learner.publish()
+        stats.published_weights = self.learner.publish()
         return stats
 
 
@@ -59,11 +59,8 @@ class AverageGradients:
     def __call__(self, round: Sequence[Gradients]) -> Gradients:
         """Return the weighted mean."""
         stats = TrainStats.merge([part.stats for part in round])
-        weights = [part.stats.num_steps / stats.num_steps for part in round]
-        names = round[0].arrays
-        mean = {
-            name: sum(weight * part.arrays[name] for weight, part in zip(weights, round, strict=True)) for name in names
-        }
+        parts = [(part.stats.num_steps / stats.num_steps, part.arrays) for part in round]
+        mean = {name: sum(weight * arrays[name] for weight, arrays in parts) for name in round[0].arrays}
         return Gradients({name: np.asarray(array, np.float32) for name, array in mean.items()}, stats)
 
 

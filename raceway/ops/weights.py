@@ -70,17 +70,19 @@ class WeightSender:
     def _arguments(self) -> dict[str, Any]:
         return self._policy_name or {"version": self.learner.published_weights[0]}  # several policies have no version
 
-    def send_due(self, envelope: Envelope, seconds: dict[str, float], news: VersionedWeights | None = None) -> None:
+    def send_due(
+        self, envelope: Envelope, seconds: dict[str, float], published: VersionedWeights | None = None
+    ) -> None:
         """Count an item, and send weights to the workers that are due; add the time it takes to `seconds`.
 
         Args:
             envelope: of the item.
             seconds: of the phases of the training step.
-            news: the newest weights, if the learner is remote.
+            published: the newest weights, if the learner is remote.
         """
         begin = time.perf_counter()
-        if news is not None:
-            self.learner.load_published(news)
+        if published is not None:
+            self.learner.load_published(published)
         receivers: dict[str, Sequence[Actor]] = {_ALL: self.workers}
         if self.to == "senders":
             receivers = {actor.name: [actor] for actor in source_actors(envelope)}
@@ -98,7 +100,7 @@ class UpdateWeights(WeightSender):
 
     def __call__(self, item: T, *, envelope: Envelope = injected) -> T:
         """Send weights to the workers that are due, and return the item."""
-        self.send_due(envelope, getattr(item, "seconds", {}), getattr(item, "news", None))
+        self.send_due(envelope, getattr(item, "seconds", {}), getattr(item, "published_weights", None))
         return item
 
 

@@ -91,7 +91,7 @@ class Replay:
         """Return the whole state, from which sampling continues exactly."""
         used = min(self.next, self.capacity)
         sizes = {"capacity": self.capacity, "first": self.first, "next": self.next}
-        parts = {"columns": self.storage.state(used), "drawing": self.sampler.state(used)}
+        parts = {"storage": self.storage.state(used), "sampler": self.sampler.state(used)}
         return {**sizes, **parts, "random": self.random.bit_generator.state}
 
     def restore(self, state: Any) -> None:
@@ -103,6 +103,6 @@ class Replay:
             )
         self.first, self.next = state["first"], state["next"]
         used = min(self.next, self.capacity)
-        self.storage.restore(state["columns"], used)
-        self.sampler.restore(state["drawing"], used)
+        self.storage.restore(state["storage"], used)
+        self.sampler.restore(state["sampler"], used)
         self.random.bit_generator.state = state["random"]

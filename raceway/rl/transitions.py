@@ -26,8 +26,8 @@ def n_step_transitions(batch: Batch, gamma: float, n: int = 1, held: Batch | Non
         and `discount`, which is γⁿ, or 0 after termination, so that the target is reward + discount · value(next_obs).
         Then the steps held back for the next fragment.
     """
-    rows = _step_columns(batch) | {"given": np.zeros_like(batch["truncated"]), "next_obs": next_obs_of(batch)}
-    rows = _append_to_held(held, rows, batch.get("anew"))
+    rows = _step_columns(batch) | {"emitted": np.zeros_like(batch["truncated"]), "next_obs": next_obs_of(batch)}
+    rows = _append_to_held(held, rows, batch.get("restarted"))
     total, num_slots = rows["reward"].shape
     terminated, ended = rows["terminated"], rows["terminated"] | rows["truncated"]
     sums = np.zeros_like(rows["reward"])
@@ -41,7 +41,7 @@ def n_step_transitions(batch: Batch, gamma: float, n: int = 1, held: Batch | Non
         active &= ~ended[k:]
     if total >= n:
         complete[: total - n + 1] |= unfinished[: total - n + 1]
-    step, slot = np.nonzero(complete & ~rows["given"])
+    step, slot = np.nonzero(complete & ~rows["emitted"])
     end = last[step, slot]
     transitions = {
         "obs": row_of(rows["obs"], (step, slot)),
@@ -52,7 +52,7 @@ def n_step_transitions(batch: Batch, gamma: float, n: int = 1, held: Batch | Non
     }
     if n == 1:
         return transitions, None
-    rows["given"] = rows["given"] | complete
+    rows["emitted"] = rows["emitted"] | complete
     return transitions, tree_map(lambda part: part[max(total - n + 1, 0) :].copy(), rows)
 
 
@@ -107,7 +107,7 @@ def sequences(batch: Batch, length: int, overlap: int = 0, held: Batch | None = 
     """
     rows = _step_columns(batch)
     whole = held is None and overlap == 0 and len(batch["reward"]) == length
-    rows = _append_to_held(held, rows, batch.get("anew"))
+    rows = _append_to_held(held, rows, batch.get("restarted"))
     total, stride = len(rows["reward"]), length - overlap
     starts = range(0, total - length + 1, stride)
     if not starts:

@@ -82,9 +82,9 @@ class ActionSelection(RolloutArrays):
                 self.recurrent_state[name] = part.index_copy(0, torch.tensor(slots), initial[name])
 
     def _take_network_outputs(self) -> dict[str, Array]:
-        """Return the network's outputs for each step as a column `given`, if they were kept."""
+        """Return the network's outputs for each step as a column `network_outputs`, if they were kept."""
         outputs, self._network_outputs = self._network_outputs, None
-        return {} if outputs is None else {"given": outputs}
+        return {} if outputs is None else {"network_outputs": outputs}
 
     def _copy_recurrent_state(self) -> dict[str, Array]:
         """Return a copy of the recurrent state as arrays."""

@@ -82,13 +82,13 @@ class Collector(ActionSelection):
             - `last_obs`, the observations after the last step, [B, ...];
             - `final_obs`, the last observation of each truncated episode, in the order of `np.nonzero(truncated)`;
             - `state`, the recurrent state before the first step, of a recurrent policy;
-            - `given`, the network's outputs for each step, if they are kept and were available;
+            - `network_outputs`, the network's outputs for each step, if they are kept and were available;
             - `episode_return` and `episode_length` of the episodes that ended;
             - `episode_lost`, the steps of each episode that was dropped;
-            - `valid`, if environments reset themselves (a step in which one did so belongs to no episode), or one
-              failed (the failed step is not valid, and the one before it was truncated);
-            - `anew`, [B], if the episodes that were open before were dropped: this fragment does not continue any
-              earlier one.
+            - `valid`, only if some steps may not be: those in which an environment reset itself, and those that failed,
+              whose episodes are truncated one step earlier;
+            - `restarted`, [B], only if the episodes that were open before were dropped, so that this fragment continues
+              none of them.
         """
         return self._collect(lambda: self._collect_fragment(num_steps, number))
 
@@ -114,7 +114,7 @@ class Collector(ActionSelection):
         take_game_scores(self.slots)
 
     def _collect_episodes(self, counts: Array, number: int) -> Batch:
-        self.episode, self._carried[:] = number * counts, 0
+        self.episode, self._open_episodes[:] = number * counts, 0
         self._set_active(slice(None), counts > 0)
         last_episode = self.episode + counts - 1
         self._begin_episodes(self._active_slots, 0)
@@ -151,7 +151,7 @@ class Collector(ActionSelection):
             tree_map(lambda rows: np.copyto(rows[0], rows[self._current_row]), self.obs)
         else:
             self._set_active(slice(None), True)
-            self._carried[:] = 0
+            self._open_episodes[:] = 0
             self._begin_episodes(self._active_slots, 0)
         recurrent_state = self._copy_recurrent_state()
         self._start_acting(self._action_generator(number), num_steps)
@@ -177,7 +177,7 @@ class Collector(ActionSelection):
         totals = self._episode_totals(self._ends, num_steps)
         batch.update(totals | take_game_scores(self.slots) | self._take_network_outputs())
         if self._discarded:
-            self._discarded, batch["anew"] = False, np.ones(self.num_slots, bool)
+            self._discarded, batch["restarted"] = False, np.ones(self.num_slots, bool)
         return {**batch, "state": recurrent_state} if recurrent_state else batch
 
     def _step(self, row: int) -> list[int]:
@@ -286,14 +286,16 @@ class Collector(ActionSelection):
 
     def snapshot(self) -> Any:
         """Return the state to `resume` from, as plain data."""
-        arrays = tree_map(np.copy, {"episode": self.episode, "playing": self.active, "carried": self._carried})
+        arrays = tree_map(
+            np.copy, {"episode": self.episode, "active": self.active, "open_episodes": self._open_episodes}
+        )
         failures = self.recovery.consecutive_failures
-        counts = {"failures": list(self.failures), "in_a_row": failures, "broken": self._discarded}
+        counts = {"failures": list(self.failures), "consecutive_failures": failures, "discarded": self._discarded}
         state: dict[str, Any] = {**arrays, **counts}
         if not (self.slots.replayable and self._episode_log.complete):
             return state
         obs, recurrent_state = tree_map(np.copy, row_of(self.obs, self._current_row)), self._copy_recurrent_state()
-        return {**state, "history": self._episode_log.state(), "remembered": recurrent_state, "seen": obs}
+        return {**state, "episode_log": self._episode_log.state(), "recurrent_state": recurrent_state, "obs": obs}
 
     def resume(self, snapshot: Any) -> bool:
         """Resume from a snapshot, with fresh environments; return whether they were restored to where they were.
@@ -301,11 +303,11 @@ class Collector(ActionSelection):
         If they cannot be restored, new episodes begin.
         """
         self.episode, self.failures = np.array(snapshot["episode"]), list(snapshot["failures"])
-        self.recovery.consecutive_failures, self._discarded = snapshot.get("in_a_row", 0), True
-        if "history" not in snapshot:
+        self.recovery.consecutive_failures, self._discarded = snapshot.get("consecutive_failures", 0), True
+        if "episode_log" not in snapshot:
             self.episode += 1
             return False
-        self._episode_log.restore(snapshot["history"])
+        self._episode_log.restore(snapshot["episode_log"])
         current_obs = row_of(self.obs, 0)
         try:
             self._episode_log.restore_envs(self.slots, self._clip, current_obs)
@@ -315,15 +317,15 @@ class Collector(ActionSelection):
             self.slots = self.recovery.make_slots(partial(self._locate, 0))
             self._episode_log, self.episode = EpisodeLog(self.num_slots), self.episode + 1
             return False
-        self._current_row, self._carried = 0, np.array(snapshot["carried"])
-        self._discarded = bool(snapshot.get("broken"))
-        self._set_active(slice(None), np.array(snapshot["playing"]))
-        self._load_recurrent_state(snapshot["remembered"])
+        self._current_row, self._open_episodes = 0, np.array(snapshot["open_episodes"])
+        self._discarded = bool(snapshot.get("discarded"))
+        self._set_active(slice(None), np.array(snapshot["active"]))
+        self._load_recurrent_state(snapshot["recurrent_state"])
         same: list[bool] = []
         tree_map(
             lambda now, then: same.append(np.array_equal(now[self.active], then[self.active])),
             current_obs,
-            snapshot["seen"],
+            snapshot["obs"],
         )
         return all(same)
 

@@ -66,21 +66,21 @@ class EpisodeLog:
 
     def state(self) -> Any:
         """Return the log as plain data."""
-        state = {"now": self.num_steps, "first": self._first_needed, "resets": self._resets}
+        state = {"num_steps": self.num_steps, "first_step": self._first_needed, "resets": self._resets}
         if not self._chunks:
             return state
         needed = slice(self._first_needed - self._chunks[0][0], None)
-        columns = {"actions": 1, "counted": 2}
+        columns = {"actions": 1, "valid": 2}
         return state | {
             name: np.concatenate([chunk[index] for chunk in self._chunks])[needed] for name, index in columns.items()
         }
 
     def restore(self, state: Any) -> None:
         """Restore the log."""
-        self.num_steps, self._chunks = state["now"], []
+        self.num_steps, self._chunks = state["num_steps"], []
         self._resets = [[(step, seed) for step, seed in resets] for resets in state["resets"]]
         if "actions" in state:
-            self._chunks = [(state["first"], np.array(state["actions"]), np.array(state["counted"]))]
+            self._chunks = [(state["first_step"], np.array(state["actions"]), np.array(state["valid"]))]
 
     def restore_envs(self, slots: Slots, clip: Callable[[Array], Array], obs: Tree) -> None:
         """Bring fresh environments to where the logged ones were.

@@ -86,7 +86,7 @@ def evaluate(
 
     Args:
         policy: to evaluate. If it is on another device, a copy on the CPU is evaluated.
-        env: the environment. One that has tasks is given one for every episode, sampled by the seed.
+        env: the environment. If it has tasks, one is sampled for every episode.
         num_episodes: episodes in total.
         seed: of the episodes, and of sampled actions.
         deterministic: take the most likely action, or the one with the highest Q-value; else sample. A Q-network then

@@ -51,13 +51,13 @@ def evaluate_fragment(
         log_prob = policy.distribution.log_prob(params, as_tensor(batch["action"])).detach().numpy()
         last_value = _values(policy, batch["last_obs"]) if with_values else np.empty(0)
         final_values = _values(policy, batch["final_obs"]) if truncated.any() else None
-    kept = {name: column for name, column in batch.items() if name not in ("given", "anew")}
+    kept = {name: column for name, column in batch.items() if name not in ("network_outputs", "restarted")}
     ended = batch["terminated"] | truncated
     evaluated = {**kept, "reward": batch["reward"].copy(), "log_prob": log_prob, "ended": ended}
     if returns is not None:
         # The step after one that is not valid begins an episode, also where no end was seen before it.
         boundary = ended | ~batch["valid"] if "valid" in batch else ended
-        if "anew" in batch:
+        if "restarted" in batch:
             returns.clear()
         evaluated["running_return"] = returns.accumulate(batch["reward"], boundary, gamma)
         scale = float(policy.rewards.deviation)  # type: ignore[union-attr]
@@ -75,9 +75,9 @@ def _values(policy: Policy, obs: Any) -> Array:
 def _params_and_values(policy: Policy, batch: Batch, with_values: bool) -> tuple[Tensor, Tensor]:
     """Return the distribution's parameters and the values; network outputs kept from the rollout are reused."""
     obs = tree_map(as_tensor, batch["obs"])
-    if "given" not in batch:
+    if "network_outputs" not in batch:
         return policy.evaluate(obs) if with_values else (policy(obs, {})[0], torch.empty(0))
-    params = as_tensor(batch["given"])
+    params = as_tensor(batch["network_outputs"])
     if isinstance(policy.distribution, Gaussian):
         params = torch.cat([params, policy.network[-1].log_std.expand_as(params)], -1)  # type: ignore[index]
     return params, policy.values(obs) if with_values else torch.empty(0)

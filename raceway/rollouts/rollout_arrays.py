@@ -17,11 +17,13 @@ _ARRAYS = ("obs", "action", "reward", "ended", "valid")
 
 
 class RolloutArrays:
-    """Arrays of environment steps, [T, B], that `Collector` writes into. `obs` has one row more, for the last one."""
+    """Arrays of environment steps, [T, B], that `Collector` writes into. `obs` has an extra row at the end."""
 
     def __init__(self, slots: Slots) -> None:
         self.slots, self.num_slots = slots, slots.num
-        self._carried = np.zeros((2, slots.num))  # return and length so far of the episodes that a fragment left open
+        self._open_episodes = np.zeros(
+            (2, slots.num)
+        )  # return and length so far of the episodes that a fragment left open
         self._reserve(_INITIAL_ROWS)
 
     def _reserve(self, rows: int) -> None:
@@ -81,12 +83,12 @@ class RolloutArrays:
         """
         valid = self.valid[:num_rows]
         sums = np.stack([np.cumsum(self.reward[:num_rows] * valid, 0, float), np.cumsum(valid, 0, float)])
-        before, totals = -self._carried, []
+        before, totals = -self._open_episodes, []
         for slot, row, completed in ends:
             if completed:
                 totals.append(sums[:, row, slot] - before[:, slot])
             before[:, slot] = sums[:, row, slot]
-        self._carried = sums[:, -1] - before
+        self._open_episodes = sums[:, -1] - before
         table = np.array(totals).reshape(-1, 2)
         return {"episode_return": table[:, 0], "episode_length": table[:, 1].astype(np.int64)}
 
@@ -95,7 +97,7 @@ class RolloutArrays:
         breaks = np.flatnonzero(~self.valid[:row, slot] | self.ended[:row, :, slot].any(1))
         if len(breaks):
             return (row - 1 - int(breaks[-1]),) * 2
-        return row, row + int(self._carried[1, slot])
+        return row, row + int(self._open_episodes[1, slot])
 
     def _invalidate_step(self, slots: list[int], row: int) -> None:
         """Mark a failed step of these slots as not valid."""

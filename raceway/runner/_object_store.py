@@ -92,7 +92,7 @@ class ObjectStore:
         return ref
 
     def replace_folded(self, ref: ObjectRef, epoch: int, num_folded: int, base: Ref) -> bool:
-        """Replace base and first patches by the base that was made of them; return False if the epoch has changed."""
+        """Replace the base and the patches that were folded into the new one; return False if the epoch has changed."""
         with self._engine.lock:
             stored = self.find(ref)
             if stored.epoch != epoch:

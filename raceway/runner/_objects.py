@@ -139,4 +139,4 @@ class ObjectAccess(Protocol):
         """Update this process's copy of an object, and return a snapshot of it."""
 
     def replace_folded(self, ref: ObjectRef, epoch: int, num_folded: int, base: Ref) -> bool:
-        """Replace base and first patches by the base that was made of them; return False if the epoch has changed."""
+        """Replace the base and the patches that were folded into the new one; return False if the epoch has changed."""

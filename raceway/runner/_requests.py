@@ -36,7 +36,7 @@ def _answer_later(
     make_answer: Callable[[WaitCondition], Any],
     or_failure: bool,
 ) -> Any:
-    """Return a future of `make_answer(condition)`, made when `count` futures are done or the timeout has passed."""
+    """Return a future of `make_answer(condition)`, called when `count` futures are done or the timeout has passed."""
     backend.check_futures(futures)
     condition = WaitCondition(futures, count, or_failure)
     if condition.is_met():

@@ -146,7 +146,7 @@ class Runner:
         return self._backend.get(futures if is_future else list(futures), timeout)
 
     def wait(self, futures: Any, count: int | None = None, timeout: float | None = None) -> tuple[list[Any], list[Any]]:
-        """Wait until `count` (default: all) futures are done or the timeout passes; return the done and pending ones."""
+        """Wait until `count` (default: all) futures are done or `timeout` passes; return the done and pending ones."""
         result: tuple[list[Any], list[Any]] = self._backend.wait(_as_list(futures), count, timeout)
         return result
 

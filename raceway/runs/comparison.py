@@ -139,7 +139,7 @@ class GroupCurves:
     """(x, y) by seed."""
 
 
-def learning_curves(group: Group, x: str, y: str) -> GroupCurves:
+def metric_curves(group: Group, x: str, y: str) -> GroupCurves:
     """Return the metric `y` over `x`, for the seeds that have both."""
     curves = {}
     for run in group.runs:

@@ -91,4 +91,4 @@ def check_num_rows(columns: FlatBatch) -> int:
 
 def format_path(path: tuple[str, ...]) -> str:
     """Return the name of a column for a message."""
-    return repr(".".join(map(str, path))) if path else "(the only one)"
+    return repr(".".join(map(str, path))) if path else "(unnamed)"

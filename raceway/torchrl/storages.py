@@ -66,7 +66,7 @@ class ObjectStorage(RingStorage):
         where: the Runner in which to create the object; or the `ref` of an existing storage.
         max_size: the number of rows to keep; the oldest are dropped. Not needed with a `ref`.
         live: whether to fetch new rows whenever the number of rows is asked for. Otherwise only `refresh()` does, which
-            saves one message a sample in programs that know when rows were appended.
+            saves one message per sample in programs that know when rows were appended.
     """
 
     def __init__(self, where: Runner | ObjectRef, max_size: int | None = None, *, live: bool = True) -> None:

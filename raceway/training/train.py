@@ -16,7 +16,7 @@ from raceway.checkpoints.saver import Saver
 from raceway.checkpoints.store import Checkpoints
 from raceway.checks import check_choice
 from raceway.engine import make_engine
-from raceway.engine.base import Actor
+from raceway.engine.base import Actor, Engine
 from raceway.envs import EnvSettings, Purpose, Slots, derive_seed, make_slots
 from raceway.errors import ConfigError, RacewayError
 from raceway.machine import num_cores, worker_compute_settings
@@ -166,13 +166,13 @@ class Training:
         with worker_compute_settings(), self._engine() if run else make_engine("inline") as engine:
             yield self.flow(self._spawn(engine))
 
-    def _engine(self) -> Any:
+    def _engine(self) -> Engine:
         if self.num_workers == 0 or self.cfg.engine == "inline":
             return make_engine("inline")
         options: dict[str, dict[str, Any]] = {"process": {"preload": _PRELOAD}, "ray": {"address": self.cfg.address}}
         return make_engine(self.cfg.engine, **options[self.cfg.engine])
 
-    def _spawn(self, engine: Any) -> list[Actor]:
+    def _spawn(self, engine: Engine) -> list[Actor]:
         names = [f"rollouts-{number}" for number in range(max(1, self.num_workers))]
         return [engine.spawn(RolloutWorker, (self.rollouts, name), name=name) for name in names]
 

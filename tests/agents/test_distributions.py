@@ -76,9 +76,9 @@ def test_rows_may_have_several_dimensions(distribution: Any) -> None:
     params = random_params(5, 4, distribution.size)
     sampled = distribution.sample(params.numpy(), np.random.default_rng(0))
     assert sampled.shape[:2] == (5, 4)
-    sampled = torch.from_numpy(sampled)
-    flat = distribution.log_prob(params.reshape(20, -1), sampled.reshape(20, *sampled.shape[2:]))
-    assert_close(distribution.log_prob(params, sampled).reshape(20), flat)
+    actions = torch.from_numpy(sampled)
+    flat = distribution.log_prob(params.reshape(20, -1), actions.reshape(20, *actions.shape[2:]))
+    assert_close(distribution.log_prob(params, actions).reshape(20), flat)
     assert distribution.entropy(params).shape == (5, 4)
 
 

@@ -190,10 +190,10 @@ class InvalidNetwork(nn.Module):
 
     def __init__(self, function: Callable[[Tensor], Any]) -> None:
         super().__init__()
-        self.given = function
+        self.function = function
 
     def forward(self, obs: Tensor) -> Any:
-        return self.given(obs)
+        return self.function(obs)
 
 
 @pytest.mark.parametrize(

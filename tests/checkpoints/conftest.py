@@ -1,7 +1,7 @@
-"""One watch for leaks a file: these tests only call functions, and a watch on each would take most of the time."""
+"""One leak check per file: these tests only call functions, and a check of each would take most of the time."""
 
 import pytest
 
-from tests import conftest as above
+from tests import conftest as parent
 
-no_leaks = pytest.fixture(above.no_leaks.__wrapped__, scope="module", autouse=True, name="no_leaks")
+no_leaks = pytest.fixture(parent.no_leaks.__wrapped__, scope="module", autouse=True, name="no_leaks")

@@ -9,7 +9,7 @@ from raceway.algorithms import algorithm_names
 from raceway.commands import compare
 from raceway.commands import list as list_command
 from raceway.errors import ConfigError
-from raceway.runs.comparison import group_runs, learning_curves
+from raceway.runs.comparison import group_runs, metric_curves
 from tests.commands.conftest import Output
 from tests.runs.fake_runs import make_run
 
@@ -57,7 +57,7 @@ def test_text_is_not_a_value_of_a_metric(output: Output) -> None:
         compare.run(["runs/a"])
     assert len(output(list_command.run, "--runs")) == 3
     (group,), _ = group_runs(["runs/a"])
-    assert learning_curves(group, "time/total_timesteps", "rollout/ep_rew_mean").seeds[0][1].tolist() == [1.0]
+    assert metric_curves(group, "time/total_timesteps", "rollout/ep_rew_mean").seeds[0][1].tolist() == [1.0]
 
 
 def test_a_missing_directory_is_an_error_with_advice() -> None:

@@ -15,7 +15,7 @@ from raceway.cli import main
 from raceway.errors import CheckpointError, ConfigError
 from raceway.runs.resume import prepare_resume
 from raceway.training.train import resume, train
-from tests.test_loaded_policy import changed
+from tests.test_loaded_policy import change_config
 
 
 @pytest.fixture(scope="module")
@@ -37,15 +37,15 @@ def cart() -> gymnasium.Env:
 
 def test_a_function_as_environment_is_passed_to_every_resume(run: Path) -> None:
     assert resume(run, env=cart, iterations=3).summary["env"] == "cart"
-    with pytest.raises(ConfigError, match=r"the env of this run is a function, 'cart'. Give it again: env=..."):
+    with pytest.raises(ConfigError, match=r"the env of this run is a function, 'cart'. Pass it again: env=..."):
         resume(run, iterations=4)
     assert resume(run, env=cart, iterations=4).summary["iterations"] == 4
     assert resume(run, env="cartpole", iterations=5).summary["iterations"] == 5
 
 
 def test_a_cluster_is_not_connected_to_without_trust(run: Path) -> None:
-    changed(run, "config.engine", "ray")
-    changed(run, "config.address", "ray://elsewhere:10001")
+    change_config(run, "config.engine", "ray")
+    change_config(run, "config.address", "ray://elsewhere:10001")
     with pytest.raises(ConfigError, match=r"cluster at 'ray://elsewhere:10001'. .*--address.*--trust \(trust=True\)"):
         prepare_resume(run, None, {})
     assert prepare_resume(run, None, {"address": "ray://mine:1"})[1].address == "ray://mine:1"
@@ -62,25 +62,25 @@ def test_a_cluster_is_not_connected_to_without_trust(run: Path) -> None:
 )  # fmt: skip
 def test_an_invalid_config_is_an_error_without_a_traceback(run: Path, where: str, value: Any) -> None:
     """Some changes have no effect, and the run is resumed."""
-    changed(run, where, value)
+    change_config(run, where, value)
     assert main(["resume", str(run), "--iterations", "2"]) in (0, 1)
 
 
 @pytest.mark.parametrize("hidden", [[10**9], [10**5, 10**5]])
 def test_a_network_too_large_for_memory_is_refused(run: Path, hidden: list[int]) -> None:
-    changed(run, "config.hidden", hidden)
-    with pytest.raises(ConfigError, match=r"hidden layers have the widths .*, and by its policy \[8\]"):
+    change_config(run, "config.hidden", hidden)
+    with pytest.raises(ConfigError, match=r"hidden layers the widths .*, and its policy \[8\]"):
         resume(run)
-    changed(run, "policy.hidden", hidden)
+    change_config(run, "policy.hidden", hidden)
     with pytest.raises(ConfigError, match=r"describes a network with layers of 4, .*weights in all"):
         resume(run)
 
 
 def test_weights_must_fit_the_network(run: Path) -> None:
-    _, _, start = prepare_resume(run, None, {})
-    start.check_fit(make_policy(*spaces_of(cart()), "mlp", (8,), kind="actor-critic"))
+    _, _, resume_point = prepare_resume(run, None, {})
+    resume_point.check_weights_fit(make_policy(*spaces_of(cart()), "mlp", (8,), kind="actor-critic"))
     with pytest.raises(ConfigError, match=r"do not fit the network: .*has shape \(8, 4\), not \(7, 4\)"):
-        start.check_fit(make_policy(*spaces_of(cart()), "mlp", (7,), kind="actor-critic"))
+        resume_point.check_weights_fit(make_policy(*spaces_of(cart()), "mlp", (7,), kind="actor-critic"))
 
 
 def spaces_of(env: gymnasium.Env) -> Any:
@@ -107,6 +107,6 @@ def test_a_run_from_before_checkpoints_is_refused(run: Path) -> None:
     about = json.loads((run / "config.json").read_text())
     old = {"schema": 1} | {name: about[name] for name in ("algorithm", "config", "started")}
     (run / "config.json").write_text(json.dumps(old))
-    with pytest.raises(ConfigError, match="was made before there were checkpoints"):
+    with pytest.raises(ConfigError, match="was made by a version without checkpoints"):
         resume(run)
     assert main(["list", "--runs", str(run)]) == 0

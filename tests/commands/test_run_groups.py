@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from raceway.commands import compare
-from raceway.runs.comparison import compare_groups, group_runs, learning_curves
+from raceway.runs.comparison import compare_groups, group_runs, metric_curves
 from raceway.ui.comparison_plots import _thin_out
 from tests.commands.conftest import Output
 from tests.commands.run_seeds import make_seeds
@@ -100,7 +100,7 @@ def test_curves_leave_out_missing_values() -> None:
     make_run(Path("runs/a"), [None, 2.0, 4.0])
     make_run(Path("runs/b"), [None, None], seed=1)
     (group,), _ = group_runs(["runs"])
-    curves = learning_curves(group, "time/episodes", "rollout/ep_rew_mean")
+    curves = metric_curves(group, "time/episodes", "rollout/ep_rew_mean")
     assert [(seed, x.tolist(), y.tolist()) for seed, (x, y) in curves.seeds.items()] == [(0, [20, 30], [2, 4])]
 
 

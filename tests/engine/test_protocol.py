@@ -67,8 +67,8 @@ def engine_attributes(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def test_the_layers_above_import_only_public_modules_of_the_engine() -> None:
-    found = [f"{path}:{line}: {name}" for path, tree in sources() for line, name in private_imports(tree)]
-    assert not found, "\n".join(found)
+    imports = [f"{path}:{line}: {name}" for path, tree in sources() for line, name in private_imports(tree)]
+    assert not imports, "\n".join(imports)
 
 
 def test_the_layers_above_use_only_members_of_the_protocol() -> None:

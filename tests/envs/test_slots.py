@@ -248,9 +248,9 @@ class FixedOutcome(gym.Env[Any, Any]):
 
     action_space = spaces.Discrete(2)
 
-    def __init__(self, space: spaces.Space, first: Any, seen: Any, *outcome: Any) -> None:
+    def __init__(self, space: spaces.Space, first: Any, next_obs: Any, *outcome: Any) -> None:
         self.observation_space, self.first = space, first
-        self.answer = seen, *(outcome or (1.0, False, False)), {}
+        self.answer = next_obs, *(outcome or (1.0, False, False)), {}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         return self.first, {}

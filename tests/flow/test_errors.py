@@ -197,7 +197,9 @@ def test_operators_can_only_request_what_is_offered(actors: list[Actor]) -> None
         return value
 
     assert ParIter.from_range(3, actors).for_each(wants_actor)
-    with pytest.raises(ConfigError, match=r"wants_actor asks for 'actor', but in the driver there is: envelope"):
+    with pytest.raises(
+        ConfigError, match=r"wants_actor asks for 'actor', but in the driver only these are available: envelope"
+    ):
         Iter.from_range(3).for_each(wants_actor)
     with pytest.raises(ConfigError, match=r"wants_worker asks for 'worker', but on a shard .* actor, envelope, shard"):
         ParIter.from_range(3, actors).for_each(wants_worker)

@@ -403,7 +403,7 @@ def test_envelopes_are_merged(actors: list[Actor]) -> None:
     (envelope,) = create(actors, "make").batch(2).gather_sync().flatten().batch(4).for_each(look).take(1)
     assert [source.actor for source in envelope.sources] == actors
     assert (envelope.sequence, envelope.version, envelope.size) == (3, 5, 8)
-    assert started - 60 < envelope.begun <= envelope.done < time.time() + 60
+    assert started - 60 < envelope.started <= envelope.finished < time.time() + 60
     run = iter(create(actors, "make").gather_async().combine(Pairs()))
     next(run)
     assert run.envelope is not None

@@ -144,5 +144,5 @@ def test_more_minibatches_than_steps_are_refused() -> None:
 
 
 def test_the_critic_must_be_a_module() -> None:
-    with pytest.raises(ConfigError, match=r"no torch\.nn\.Module"):
+    with pytest.raises(ConfigError, match=r"not a torch\.nn\.Module"):
         make_policy(OBS_SPACE, ACTION_SPACE, lambda *_: (nn.Linear(3, 2), "a value"), kind="actor-critic")

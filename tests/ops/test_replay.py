@@ -1,4 +1,4 @@
-"""Replay in flows: the same everywhere, bounded both ways, and honest about what it lost."""
+"""Replay in flows: the same on every engine, with rate limits both ways, and with lost rows counted."""
 
 import os
 import signal
@@ -36,18 +36,18 @@ from tests.conftest import eventually
 from tests.engine.conftest import engines, make
 from tests.rollouts.toy_envs import Walk
 
-# These start processes: here each test is watched again.
+# These start processes: check every test for leaks.
 no_leaks = pytest.fixture(above.no_leaks.__wrapped__, autouse=True, name="no_leaks")  # type: ignore[attr-defined]
 
 
 @pytest.fixture(params=("inline", "process", "ray"))
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    with make(request.param, request) as made:
-        yield made
+    with make(request.param, request) as engine:
+        yield engine
 
 
 class Shard(ReplayShard):
-    """One that tells about itself."""
+    """A replay shard that reports its process and priorities."""
 
     def pid(self) -> int:
         return os.getpid()
@@ -58,8 +58,8 @@ class Shard(ReplayShard):
 
 
 def shards_of(engine: Engine, num: int = 2, **settings: Any) -> list[Actor]:
-    made = ReplaySettings(num_shards=num, **{"capacity": 100, "batch_size": 8, **settings})
-    return [engine.spawn(Shard, (made, number), name=f"replay-{number}") for number in range(num)]
+    replay = ReplaySettings(num_shards=num, **{"capacity": 100, "batch_size": 8, **settings})
+    return [engine.spawn(Shard, (replay, number), name=f"replay-{number}") for number in range(num)]
 
 
 def rows(first: int, num: int) -> Batch:
@@ -71,7 +71,7 @@ def batches(num: int, size: int = 10) -> Iter[Batch]:
 
 
 def plan(engine: Engine, num_workers: int) -> Iter[Batch]:
-    """Return a flow that plays, stores and draws, in step."""
+    """Return a synchronous flow of rollouts, storing and sampling."""
     settings = RolloutSettings(
         env=EnvSettings(Walk), num_shards=4, slots_per_shard=2, seed=5, hidden=(8,), fragment_steps=6
     )
@@ -88,50 +88,50 @@ def plan(engine: Engine, num_workers: int) -> Iter[Batch]:
     return union(store=store, replay=parallel_replay(shards, synchronous=True), limits=limits, emit=["replay"])
 
 
-def told(flow: Iter[Batch], num: int) -> list[list[float]]:
+def rewards_and_discounts(flow: Iter[Batch], num: int) -> list[list[float]]:
     return [[*batch["reward"].tolist(), *batch["discount"].tolist()] for batch in islice(flow, num)]
 
 
 @engines("process", "ray")
-def test_a_plan_in_step_draws_the_same_everywhere(engine: Engine) -> None:
+def test_a_synchronous_plan_samples_the_same_on_every_engine(engine: Engine) -> None:
     with make_engine("inline") as inline:
-        wanted = told(plan(inline, 1), 25)
-    assert told(plan(engine, 2), 25) == wanted
+        expected = rewards_and_discounts(plan(inline, 1), 25)
+    assert rewards_and_discounts(plan(engine, 2), 25) == expected
 
 
-def test_neither_side_runs_ahead(engine: Engine) -> None:
+def test_neither_branch_runs_ahead(engine: Engine) -> None:
     shards = shards_of(engine)
-    stored = drawn = 0
+    stored = sampled = 0
     limits = replay_limits(4, batch_size=8, min_size=30, ahead=20)
-    named = {
+    branches = {
         "store": batches(1000).for_each(StoreToReplay(shards)).for_each(lambda batch: ("store", len(batch["reward"]))),
         "replay": parallel_replay(shards).for_each(lambda batch: ("replay", len(batch["reward"]))),
     }
-    limits = [one.__class__(**{**vars(one), "size": lambda item: item[1]}) for one in limits]
-    for what, num in islice(union_async(**named, limits=limits), 200):
-        stored, drawn = stored + num * (what == "store"), drawn + num * (what == "replay")
-        assert drawn < 4 * (stored - 30) + 8 or drawn == 0
-        assert stored < drawn / 4 + 30 + 20 + 10
-    assert drawn > 100
+    limits = [limit.__class__(**{**vars(limit), "size": lambda item: item[1]}) for limit in limits]
+    for branch, num in islice(union_async(**branches, limits=limits), 200):
+        stored, sampled = stored + num * (branch == "store"), sampled + num * (branch == "replay")
+        assert sampled < 4 * (stored - 30) + 8 or sampled == 0
+        assert stored < sampled / 4 + 30 + 20 + 10
+    assert sampled > 100
 
 
-def test_rows_of_limits_are_told_by_batches_and_training_steps() -> None:
+def test_limits_count_the_rows_of_batches_and_training_steps() -> None:
     limit, _ = replay_limits(4, batch_size=8, min_size=30, ahead=20)
     assert limit.size is not None
-    none = np.zeros(0)
-    assert limit.size({"episode_return": none, "obs": {"a": np.zeros((5, 2))}}) == 5
-    assert limit.size(TrainStats(num_steps=0, returns=none, lengths=none)) == 8
-    assert limit.size(TrainStats(num_steps=64, returns=none, lengths=none)) == 64
+    empty = np.zeros(0)
+    assert limit.size({"episode_return": empty, "obs": {"a": np.zeros((5, 2))}}) == 5
+    assert limit.size(TrainStats(num_steps=0, returns=empty, lengths=empty)) == 8
+    assert limit.size(TrainStats(num_steps=64, returns=empty, lengths=empty)) == 64
 
 
-def test_every_shard_is_stored_to_in_turn_and_episodes_are_left_out(engine: Engine) -> None:
+def test_batches_go_to_shards_in_turn_without_episode_columns(engine: Engine) -> None:
     shards = shards_of(engine, 3)
     store = StoreToReplay(shards)
     for number in range(4):
         batch = rows(number, number + 1) | {"episode_return": np.array([3.0])}
         assert store(batch) is batch
     counts = [shard.call("counts").result() for shard in shards]
-    assert [one.inserted for one in counts] == [1 + 4, 2, 3]
+    assert [count.inserted for count in counts] == [1 + 4, 2, 3]
     assert store.counts == ReplayCounts(inserted=10, alive=10, evicted=0, lost=0)
     store({"episode_return": np.array([3.0])})
     store({"reward": np.zeros(0)})
@@ -144,16 +144,16 @@ def test_samples_wait_for_rows(engine: Engine) -> None:
     store = StoreToReplay(shards)
     for number in range(4):
         store(rows(10 * number, 10))
-    found = [next(run) for _ in range(6)]
-    assert all(len(batch["reward"]) == 8 for batch in found)
+    samples = [next(run) for _ in range(6)]
+    assert all(len(batch["reward"]) == 8 for batch in samples)
     run.close()
 
 
 @engines("process", "ray")
-def test_a_shard_that_dies_is_counted_and_comes_back(engine: Engine) -> None:
+def test_a_shard_that_dies_is_counted_and_restarted(engine: Engine) -> None:
     shards = shards_of(engine, 2, capacity=40)
     store = StoreToReplay(shards)
-    for number in range(7):  # 4 batches of 10 to the first, which holds 20, and 3 to the second
+    for number in range(7):  # 4 batches of 10 to the first, which holds 20, and 3 to the samples
         store(rows(10 * number, 10))
     assert [shard.call("counts").result().alive for shard in shards] == [20, 20]
     assert store.counts == ReplayCounts(inserted=70, alive=40, evicted=30, lost=0)
@@ -161,8 +161,8 @@ def test_a_shard_that_dies_is_counted_and_comes_back(engine: Engine) -> None:
     next(run)
     os.kill(shards[0].call("pid").result(), signal.SIGKILL)
     assert eventually(lambda: (engine.poll(), not shards[0].alive or shards[0].incarnation)[1])
-    second = [next(run) for _ in range(20)]
-    assert {int(batch["reward"][0]) // 10 % 2 for batch in second[-8:]} == {1}, "they come from the other"
+    samples = [next(run) for _ in range(20)]
+    assert {int(batch["reward"][0]) // 10 % 2 for batch in samples[-8:]} == {1}, "they come from the other shard"
     assert store.counts == ReplayCounts(inserted=70, alive=20, evicted=30, lost=20)
     for number in range(8):
         store(rows(1000 + 10 * number, 10))
@@ -171,12 +171,12 @@ def test_a_shard_that_dies_is_counted_and_comes_back(engine: Engine) -> None:
     assert counts.inserted == 150 == counts.alive + counts.evicted + counts.lost
     assert counts.lost == 20
     assert shards[0].incarnation == 1
-    assert shards[0].call("counts").result().alive > 0, "it is stored to again"
+    assert shards[0].call("counts").result().alive > 0, "rows are stored there again"
     run.close()
 
 
 @engines("process")
-def test_with_every_shard_dead_there_is_an_error(engine: Engine) -> None:
+def test_storing_raises_if_every_shard_is_dead(engine: Engine) -> None:
     (shard,) = shards_of(engine, 1)
     store = StoreToReplay([shard])
     store(rows(0, 10))
@@ -186,7 +186,7 @@ def test_with_every_shard_dead_there_is_an_error(engine: Engine) -> None:
     assert store.counts == ReplayCounts(inserted=10, alive=0, evicted=0, lost=10)
 
 
-def test_rows_that_do_not_fit_are_told(engine: Engine) -> None:
+def test_rows_with_other_columns_raise(engine: Engine) -> None:
     (shard,) = shards_of(engine, 1)
     store = StoreToReplay([shard])
     store(rows(0, 3))
@@ -201,27 +201,27 @@ def test_priorities_reach_the_shard_that_the_batch_came_from(engine: Engine) -> 
     store = StoreToReplay(shards)
     for number in range(2):
         store(rows(10 * number, 10))
-    none = np.zeros(0)
+    empty = np.zeros(0)
 
     def train(batch: Batch) -> TrainStats:
-        """Give every row its reward as the priority."""
-        return TrainStats(num_steps=0, returns=none, lengths=none, priorities=(batch["index"], batch["reward"]))
+        """Use the reward of every row as its priority."""
+        return TrainStats(num_steps=0, returns=empty, lengths=empty, priorities=(batch["index"], batch["reward"]))
 
     run = parallel_replay(shards, num_async=1).for_each(train).for_each(UpdatePriorities()).start()
-    drawn_from = [0, 0]
-    while min(drawn_from) < 30:
+    samples_from = [0, 0]
+    while min(samples_from) < 30:
         next(run)
         assert run.envelope is not None
-        drawn_from[run.envelope.sources[0].shard] += 1
+        samples_from[run.envelope.sources[0].shard] += 1
     run.close()
     for first, shard in zip((0, 10), shards, strict=True):
-        found = shard.call("priorities").result()
-        drawn = found != 1  # at least once: at first all have 1
-        assert drawn.sum() >= 7
-        np.testing.assert_allclose(found[drawn], np.arange(first, first + 10)[drawn], atol=1e-4)
+        priorities = shard.call("priorities").result()
+        sampled = priorities != 1  # at least once: at first all have 1
+        assert sampled.sum() >= 7
+        np.testing.assert_allclose(priorities[sampled], np.arange(first, first + 10)[sampled], atol=1e-4)
 
 
-def test_numbers_of_rows_of_another_life_are_not_taken_for_its_own() -> None:
+def test_indices_from_before_a_restart_are_ignored() -> None:
     settings = ReplaySettings(capacity=10, batch_size=4, alpha=1.0)
     before, after = Shard(settings), Shard(settings)
     after.renumber_rows()
@@ -249,38 +249,38 @@ def test_priorities_need_one_source_and_a_value(engine: Engine) -> None:
         next(iter(both))
 
 
-def test_goes_on_exactly_from_a_state(engine: Engine) -> None:
-    wanted, store = [], StoreToReplay(shards := shards_of(engine, 2, capacity=30, alpha=0.5, seed=4))
+def test_a_restored_replay_continues_exactly(engine: Engine) -> None:
+    expected, store = [], StoreToReplay(shards := shards_of(engine, 2, capacity=30, alpha=0.5, seed=4))
 
-    def play(store: StoreToReplay, shards: list[Actor], first: int) -> list[Any]:
-        found = []
+    def run_rounds(store: StoreToReplay, shards: list[Actor], first: int) -> list[Any]:
+        samples = []
         for number in range(first, first + 5):
             store(rows(7 * number, 7))
             for shard in shards:
                 batch = shard.call("sample").result()
-                found += [] if batch is None else [batch["reward"].tolist(), batch["weight"].tolist()]
+                samples += [] if batch is None else [batch["reward"].tolist(), batch["weight"].tolist()]
                 if batch is not None:
                     shard.call("update", batch["index"], batch["reward"] + 1).result()
-        return found
+        return samples
 
-    play(store, shards, 0)
+    run_rounds(store, shards, 0)
     states = [shard.call("state").result() for shard in shards], store.state()
-    wanted = play(store, shards, 5)
+    expected = run_rounds(store, shards, 5)
     shards = shards_of(engine, 2, capacity=30, alpha=0.5, seed=77)
     store = StoreToReplay(shards)
     for shard, state in zip(shards, states[0], strict=True):
         shard.call("restore", state).result()
     store.restore(states[1])
-    assert play(store, shards, 5) == wanted
+    assert run_rounds(store, shards, 5) == expected
     counts = store.counts
     assert counts.inserted == 70 == counts.alive + counts.evicted
 
 
-def test_operators_hold_back_what_is_not_complete() -> None:
+def test_incomplete_rows_are_held_until_the_next_fragment() -> None:
     def fragment(first: int) -> Batch:
         obs = np.arange(first, first + 3, dtype=np.float32)[:, None]
-        none = np.zeros((3, 1), bool)
-        return {"obs": obs, "action": obs, "reward": obs, "terminated": none, "truncated": none,
+        no_ends = np.zeros((3, 1), bool)
+        return {"obs": obs, "action": obs, "reward": obs, "terminated": no_ends, "truncated": no_ends,
                 "last_obs": obs[-1] + 1, "final_obs": obs[:0, 0], "episode_return": np.zeros(0)}  # fmt: skip
 
     for make_op in (lambda: Transitions(1.0, n=2), lambda: Sequences(2)):
@@ -290,7 +290,7 @@ def test_operators_hold_back_what_is_not_complete() -> None:
         assert first["obs"].tolist() in ([0, 1], [[0, 1]])
         other.restore(op.state())
         assert other(fragment(3))["obs"].tolist() == op(fragment(3))["obs"].tolist()
-    assert Sequences(5)(fragment(0)).keys() == {"episode_return"}, "there is none yet"
+    assert Sequences(5)(fragment(0)).keys() == {"episode_return"}, "no sequence is complete yet"
     with pytest.raises(ConfigError, match="cannot overlap by 4"):
         Sequences(4, overlap=4)
 
@@ -304,7 +304,7 @@ def test_operators_hold_back_what_is_not_complete() -> None:
         ({"capacity": 10, "batch_size": -1}, "batch_size must be a whole number"),
     ],
 )
-def test_settings_that_cannot_be(settings: dict[str, int], message: str) -> None:
+def test_invalid_settings_raise(settings: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ReplaySettings(**settings)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="at least one shard"):
@@ -313,6 +313,6 @@ def test_settings_that_cannot_be(settings: dict[str, int], message: str) -> None
         replay_limits(0, batch_size=1, min_size=1, ahead=1)
 
 
-def test_a_capacity_is_shared_without_rest() -> None:
+def test_the_capacity_is_divided_over_all_shards() -> None:
     settings = ReplaySettings(capacity=11, num_shards=3)
     assert [settings.make(number).capacity for number in range(3)] == [4, 4, 3]

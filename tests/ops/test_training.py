@@ -1,4 +1,4 @@
-"""What is the same however it is distributed: gradients, weights, priorities, and how far behind anybody is."""
+"""Operators that train: gradients, advantages, priorities, target network, policy lag and sending weights."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -52,7 +52,7 @@ ROLLOUTS = RolloutSettings(
 
 
 @pytest.fixture(autouse=True)
-def _with_one_thread() -> Iterator[None]:
+def _worker_settings() -> Iterator[None]:
     with worker_compute_settings():
         yield
 
@@ -65,8 +65,8 @@ def policy_of(settings: RolloutSettings, seed: int = 0) -> Policy:
         slots.close()
 
 
-def played(settings: RolloutSettings, policy: Policy, num_rounds: int, *operators: Any) -> list[Any]:
-    """Return rounds of what shards play, with operators behind them."""
+def collect(settings: RolloutSettings, policy: Policy, num_rounds: int, *operators: Any) -> list[Any]:
+    """Return rounds of items that shards collect, after applying operators."""
     with make_engine("inline") as engine:
         workers = [engine.spawn(RolloutWorker, (settings,)) for _ in range(2)]
         UpdateWeights(Learner(policy, 1e-3), workers).send(workers)
@@ -78,9 +78,9 @@ def played(settings: RolloutSettings, policy: Policy, num_rounds: int, *operator
 
 def test_the_gradient_of_four_shards_is_that_of_one_batch() -> None:
     policy = policy_of(ROLLOUTS)
-    adding = AddAdvantages(0.99, 0.95)
-    (batches,) = played(ROLLOUTS, policy, 1, adding)
-    (gradients,) = played(ROLLOUTS, policy, 1, AddAdvantages(0.99, 0.95), ComputeGradients(LOSS))
+    add_advantages = AddAdvantages(0.99, 0.95)
+    (batches,) = collect(ROLLOUTS, policy, 1, add_advantages)
+    (gradients,) = collect(ROLLOUTS, policy, 1, AddAdvantages(0.99, 0.95), ComputeGradients(LOSS))
     assert len(batches) == len(gradients) == 4
     mean = AverageGradients()(gradients)
     (whole,) = ConcatBatches()(batches)
@@ -91,7 +91,7 @@ def test_the_gradient_of_four_shards_is_that_of_one_batch() -> None:
     assert mean.stats.num_steps == 48
 
 
-def test_a3c_with_one_worker_is_the_sequential_loop() -> None:
+def test_a3c_with_one_worker_equals_the_sequential_loop() -> None:
     algorithm = find_algorithm("a3c")
     settings = {"env": "cartpole", "engine": "inline", "num_envs": 4, "num_shards": 1, "fragment_steps": 8}
     training = Training(algorithm, algorithm.settings(**settings, hidden=(8,), total_timesteps=320))
@@ -99,29 +99,29 @@ def test_a3c_with_one_worker_is_the_sequential_loop() -> None:
     before = {name: value.copy() for name, value in training.policy.weights().items()}
     with training.open_flow(run=True) as flow:
         rows = list(flow.take(10))
-    # The same by hand.
-    alone = policy_of(training.rollouts)
-    alone.load(before)
-    learner, worker = cfg.learner(alone), RolloutWorker(training.rollouts)
+    # The sequential loop.
+    policy = policy_of(training.rollouts)
+    policy.load(before)
+    learner, worker = cfg.learner(policy), RolloutWorker(training.rollouts)
     shard = SimpleNamespace(number=0)
-    adding, loss = AddAdvantages(cfg.gamma, cfg.lam), partial(a2c.loss, cfg=cfg)
+    add_advantages, loss = AddAdvantages(cfg.gamma, cfg.lam), partial(a2c.loss, cfg=cfg)
     for number in range(10):
-        worker.set_weights({name: value.copy() for name, value in alone.weights().items()})
+        worker.set_weights({name: value.copy() for name, value in policy.weights().items()})
         batch = worker.sample(shard=shard, number=number)  # type: ignore[arg-type]
-        arrays, _ = gradients_of(worker.policy, loss, adding(batch, actor=worker))
+        arrays, _ = gradients_of(worker.policy, loss, add_advantages(batch, actor=worker))
         learner.apply(arrays, num_steps=32)
     worker.close()
-    assert alone.sha256() == training.policy.sha256()
+    assert policy.sha256() == training.policy.sha256()
     assert rows[-1]["time/total_timesteps"] == 320
 
 
-def test_advantages_bootstrap_where_an_episode_is_cut_short() -> None:
+def test_advantages_bootstrap_where_an_episode_is_truncated() -> None:
     settings = RolloutSettings(
         env=EnvSettings("CartPole-v1", {"max_episode_steps": 3}),
         num_shards=1, slots_per_shard=2, hidden=(8,), fragment_steps=7, kind="actor-critic",
     )  # fmt: skip
     policy = policy_of(settings)
-    ((fragment,),) = played(settings, policy, 1)
+    ((fragment,),) = collect(settings, policy, 1)
     assert np.argwhere(fragment["truncated"])[:, 0].tolist() == [2, 2, 5, 5]
     rows = AddAdvantages(0.9, 0.8)(fragment, actor=SimpleNamespace(policy=policy))
     with torch.no_grad():
@@ -140,21 +140,21 @@ def test_advantages_bootstrap_where_an_episode_is_cut_short() -> None:
     np.testing.assert_allclose(rows["log_prob"], expected.ravel(), rtol=1e-5)
 
 
-def test_an_episode_that_ends_in_the_step_that_would_cut_it_short_has_no_more_to_bring() -> None:
+def test_a_step_that_is_terminated_and_truncated_is_not_bootstrapped() -> None:
     settings = RolloutSettings(
         env=EnvSettings("CartPole-v1", {"max_episode_steps": 3}),
         num_shards=1, slots_per_shard=2, hidden=(8,), fragment_steps=3, kind="actor-critic",
     )  # fmt: skip
     policy = policy_of(settings)
-    ((fragment,),) = played(settings, policy, 1)
+    ((fragment,),) = collect(settings, policy, 1)
     fragment = {**fragment, "terminated": np.array([[False, False], [False, False], [True, False]])}
-    made = AddLogProbs(0.9)(fragment, actor=SimpleNamespace(policy=policy))
-    assert made["reward"][2, 0] == fragment["reward"][2, 0]
-    assert made["reward"][2, 1] != fragment["reward"][2, 1]
+    evaluated = AddLogProbs(0.9)(fragment, actor=SimpleNamespace(policy=policy))
+    assert evaluated["reward"][2, 0] == fragment["reward"][2, 0]
+    assert evaluated["reward"][2, 1] != fragment["reward"][2, 1]
 
 
 @pytest.mark.parametrize("name", ["dqn", "apex"])
-def test_with_replay_the_step_size_falls_over_what_is_played_not_what_is_drawn(name: str) -> None:
+def test_with_replay_the_learning_rate_falls_with_environment_steps_not_sampled_rows(name: str) -> None:
     algorithm = find_algorithm(name)
     replay = {"batch_size": 16, "steps_per_update": 4, "learning_starts": 100, "fragment_steps": 4, "hidden": (8,)}
     length = {"total_timesteps": 800, "lr": 1e-3, "lr_end": 0.0, "engine": "inline", "num_envs": 8, "num_shards": 1}
@@ -163,10 +163,10 @@ def test_with_replay_the_step_size_falls_over_what_is_played_not_what_is_drawn(n
         for row in flow:
             if row["time/total_timesteps"] >= 400:
                 break
-    assert 0.4e-3 < training.learner.optimiser.lr < 0.8e-3  # in the middle, but for what was played before the first
+    assert 0.4e-3 < training.learner.optimiser.lr < 0.8e-3  # halfway, but for the steps before the first update
 
 
-def test_impala_learns_by_what_to_scale_rewards() -> None:
+def test_impala_updates_its_reward_normaliser() -> None:
     algorithm = find_algorithm("impala")
     settings = {"env": "cartpole", "num_envs": 8, "num_shards": 2, "fragment_steps": 4, "hidden": (8,)}
     training = Training(algorithm, algorithm.settings(**settings, scale_rewards=True, engine="inline", iterations=3))
@@ -176,17 +176,17 @@ def test_impala_learns_by_what_to_scale_rewards() -> None:
     assert float(training.policy.rewards.count) == 3 * 4 * 4
 
 
-def test_rewards_are_scaled_by_the_spread_of_returns() -> None:
+def test_rewards_are_scaled_by_the_standard_deviation_of_returns() -> None:
     policy = policy_of(ROLLOUTS)
-    (first, *_), (second, *_) = played(ROLLOUTS, policy, 2)
-    operator, player = AddLogProbs(0.5, scale_rewards=True), SimpleNamespace(policy=policy)
-    made = operator(first, actor=player)
-    assert made["running_return"][:3, 0].tolist() == [1.0, 1.5, 1.75]
-    assert made["reward"].tolist() == first["reward"].tolist()  # nothing was seen yet
+    (first, *_), (second, *_) = collect(ROLLOUTS, policy, 2)
+    operator, actor = AddLogProbs(0.5, scale_rewards=True), SimpleNamespace(policy=policy)
+    evaluated = operator(first, actor=actor)
+    assert evaluated["running_return"][:3, 0].tolist() == [1.0, 1.5, 1.75]
+    assert evaluated["reward"].tolist() == first["reward"].tolist()  # no returns were observed yet
     policy.observe({"obs": torch.zeros(2, 4), "running_return": torch.tensor([0.0, 8.0])})
-    made = operator(second, actor=player)
-    assert made["reward"][0, 0] == pytest.approx(1 / 4)
-    assert made["running_return"][0, 0] > 1.75  # it goes on
+    evaluated = operator(second, actor=actor)
+    assert evaluated["reward"][0, 0] == pytest.approx(1 / 4)
+    assert evaluated["running_return"][0, 0] > 1.75  # it continues the fragment before
 
 
 @pytest.mark.parametrize("engine", ["inline", "process"])
@@ -202,7 +202,7 @@ def test_the_lag_of_impala_is_bounded(engine: str) -> None:
     assert len(lags) == 40
 
 
-def test_a_fragment_of_weights_that_are_too_old_is_not_used_and_its_sender_is_sent_others() -> None:
+def test_a_stale_fragment_is_dropped_and_its_worker_gets_new_weights() -> None:
     with make_engine("inline") as engine:
         workers = [engine.spawn(RolloutWorker, (ROLLOUTS,), name=f"worker-{number}") for number in range(2)]
         learner = Learner(policy_of(ROLLOUTS), 1e-3)
@@ -211,14 +211,14 @@ def test_a_fragment_of_weights_that_are_too_old_is_not_used_and_its_sender_is_se
         fresh = Fresh(update, max_lag=5)
         with parallel_rollouts(workers, ROLLOUTS).gather_async().filter(fresh).start() as run:
             next(run)
-            learner.optimiser.steps = 20  # as if others had been trained on meanwhile
+            learner.optimiser.steps = 20  # as if other fragments had been trained on meanwhile
             next(run)
             assert run.envelope is not None
             assert run.envelope.version == 20
     assert 1 <= fresh.num_dropped <= 4
 
 
-def test_ape_x_gives_new_priorities_to_the_rows_that_were_drawn() -> None:
+def test_ape_x_updates_the_priorities_of_sampled_rows() -> None:
     settings = ReplaySettings(capacity=64, batch_size=8, num_shards=2, alpha=1.0, seed=0)
     policy = make_policy(*_spaces(), hidden=(4,), seed=0, kind="values")
     learner = Learner(policy, 0.0)
@@ -237,19 +237,20 @@ def test_ape_x_gives_new_priorities_to_the_rows_that_were_drawn() -> None:
         store({name: column[16:] for name, column in rows.items()})
         train = TrainOneStep(learner, partial(apex.loss, target=learner.target))
         flow = parallel_replay(shards).for_each(train).for_each(UpdatePriorities())
-        seen: dict[int, float] = {}
+        errors: dict[int, float] = {}
         for stats in flow.take(60):
             assert stats.priorities is not None
             assert stats.num_steps == 0
-            for index, error in zip(*stats.priorities, strict=True):  # numbers of rows are longer than a float
-                assert seen.setdefault(int(index), error) == pytest.approx(error)  # the weights stay: so does it
-        # With a step size of 0 every row has one error, and rows are drawn by it.
+            for index, error in zip(*stats.priorities, strict=True):  # indices of rows have more digits than a float
+                # The weights do not change, so neither does the error.
+                assert errors.setdefault(int(index), error) == pytest.approx(error)
+        # With a learning rate of 0 the error of a row is constant, and rows are sampled by it.
         with torch.no_grad():
-            _, figures = apex.loss(policy, {**_tensors(rows), "weight": torch.ones(32)}, learner.target)
-        assert sorted(seen.values()) == pytest.approx(
-            [error for error in sorted(figures["td_error"].abs().tolist()) if _near(error, seen.values())]
+            _, metrics = apex.loss(policy, {**_tensors(rows), "weight": torch.ones(32)}, learner.target)
+        assert sorted(errors.values()) == pytest.approx(
+            [error for error in sorted(metrics["td_error"].abs().tolist()) if _near(error, errors.values())]
         )
-        assert len(seen) > 20
+        assert len(errors) > 20
 
 
 def _spaces() -> tuple[Any, Any]:
@@ -266,19 +267,19 @@ def _near(value: float, others: Any) -> bool:
     return any(abs(value - other) < 1e-5 for other in others)
 
 
-def test_minibatches_hold_every_row_once_an_epoch() -> None:
-    learner, seen = Learner(policy_of(ROLLOUTS), 1e-3, seed=1), []
+def test_minibatches_hold_every_row_once_per_epoch() -> None:
+    learner, minibatches = Learner(policy_of(ROLLOUTS), 1e-3, seed=1), []
 
     def loss(policy: Policy, batch: Any) -> torch.Tensor:
-        seen.append(batch["row"].tolist())
+        minibatches.append(batch["row"].tolist())
         assert set(batch) == {"action", "row", "obs"}
         return policy.values(batch["obs"]).sum()
 
     rows = {"action": np.zeros(10, np.int64), "row": np.arange(10), "obs": np.zeros((10, 4), np.float32)}
     learner.train(loss, {**rows, "episode_return": np.ones(3)}, num_epochs=2, num_minibatches=3)
-    assert [len(part) for part in seen] == [4, 3, 3] * 2
-    assert sorted(chain(*seen[:3])) == sorted(chain(*seen[3:])) == list(range(10))
-    assert seen[0] != seen[3]
+    assert [len(part) for part in minibatches] == [4, 3, 3] * 2
+    assert sorted(chain(*minibatches[:3])) == sorted(chain(*minibatches[3:])) == list(range(10))
+    assert minibatches[0] != minibatches[3]
     assert learner.version == 6
 
 
@@ -287,46 +288,46 @@ def test_batches_are_held_until_there_are_enough_steps() -> None:
     part = {"reward": np.arange(2.0)}
     assert operator([part]) == []
     assert operator.held == [part]
-    ((done,),) = [operator([part, part])]
-    assert done["reward"].tolist() == [0, 1, 0, 1, 0, 1]
+    ((batch,),) = [operator([part, part])]
+    assert batch["reward"].tolist() == [0, 1, 0, 1, 0, 1]
 
 
-def test_fragments_lie_beside_one_another() -> None:
-    one = {"obs": np.zeros((3, 2, 4)), "reward": np.zeros((3, 2)), "last_obs": np.zeros((2, 4)), "state": 1}
-    made = ConcatFragments()([one, one])
-    assert {name: column.shape for name, column in made.items()} == {
+def test_fragments_are_concatenated_along_environments() -> None:
+    fragment = {"obs": np.zeros((3, 2, 4)), "reward": np.zeros((3, 2)), "last_obs": np.zeros((2, 4)), "state": 1}
+    joined = ConcatFragments()([fragment, fragment])
+    assert {name: column.shape for name, column in joined.items()} == {
         "obs": (3, 4, 4), "reward": (3, 4), "last_obs": (4, 4)
     }  # fmt: skip
 
 
 def test_a_column_is_standardised() -> None:
-    made = StandardizeFields("advantage")({"advantage": np.array([1.0, 3.0]), "other": np.array([5.0])})
-    assert made["advantage"] == pytest.approx([-1, 1])
-    assert made["other"].tolist() == [5]
+    batch = StandardizeFields("advantage")({"advantage": np.array([1.0, 3.0]), "other": np.array([5.0])})
+    assert batch["advantage"] == pytest.approx([-1, 1])
+    assert batch["other"].tolist() == [5]
 
 
-def test_the_target_follows_after_so_many_steps() -> None:
+def test_the_target_network_is_updated_every_two_steps() -> None:
     learner = Learner(policy_of(ROLLOUTS), 0.1)
-    follow, stats = UpdateTarget(learner, every=2), TrainStats(0, np.empty(0), np.empty(0))
+    update_target, stats = UpdateTarget(learner, every=2), TrainStats(0, np.empty(0), np.empty(0))
     before = learner.target.sha256()
     assert before == learner.policy.sha256()
     learner.step([lambda: learner.policy.values(torch.ones(1, 4)).sum()])
-    follow(stats)
+    update_target(stats)
     assert learner.target.sha256() == before != learner.policy.sha256()
-    follow(stats)
+    update_target(stats)
     assert learner.target.sha256() == learner.policy.sha256()
 
 
-def test_training_steps_are_told_with_the_batch_before_them() -> None:
-    merge, none = MergeStats(), np.empty(0)
-    played_, trained = TrainStats(5, np.ones(1), np.ones(1)), TrainStats(0, none, none, {"train/loss": 2.0})
-    assert [merge(one) for one in (played_, trained, trained)] == [[], [], []]
-    (done,) = merge(played_)
-    assert (done.num_steps, done.metrics, len(done.returns)) == (5, {"train/loss": 2.0}, 1)
+def test_stats_of_training_steps_are_merged_with_the_batch_before_them() -> None:
+    merge, empty = MergeStats(), np.empty(0)
+    collected, trained = TrainStats(5, np.ones(1), np.ones(1)), TrainStats(0, empty, empty, {"train/loss": 2.0})
+    assert [merge(stats) for stats in (collected, trained, trained)] == [[], [], []]
+    (merged,) = merge(collected)
+    assert (merged.num_steps, merged.metrics, len(merged.returns)) == (5, {"train/loss": 2.0}, 1)
     assert merge.finish()[0].num_steps == 5
 
 
-def test_weights_go_to_senders_when_theirs_are_old() -> None:
+def test_senders_get_weights_after_every_third_item() -> None:
     with make_engine("inline") as engine:
         workers = [engine.spawn(RolloutWorker, (ROLLOUTS,), name=f"worker-{number}") for number in range(2)]
         learner = Learner(policy_of(ROLLOUTS), 1e-3)
@@ -341,12 +342,12 @@ def test_weights_go_to_senders_when_theirs_are_old() -> None:
                 assert envelope is not None
                 assert envelope.version is not None
                 versions[envelope.sources[0].name].append(envelope.version)
-                learner.optimiser.steps += 1  # as if it had learnt
-    for found in versions.values():
-        assert found == sorted(found)
-        # Four shards on two workers: each has two fragments under way, and is sent weights with every third.
-        assert all(found.count(version) <= 4 for version in set(found))
-        assert len(set(found)) >= 3
+                learner.optimiser.steps += 1  # as if it had trained
+    for worker_versions in versions.values():
+        assert worker_versions == sorted(worker_versions)
+        # Four shards on two workers: each has two fragments in flight, and gets weights after every third.
+        assert all(worker_versions.count(version) <= 4 for version in set(worker_versions))
+        assert len(set(worker_versions)) >= 3
 
 
 def test_a3c_cannot_normalise() -> None:

@@ -124,7 +124,7 @@ def test_a_state_is_not_changed_by_later_inserts() -> None:
     replay.insert(rows(0, 4))
     state = replay.state()
     replay.insert(rows(4, 4))
-    assert state["columns"]["arrays"]["reward"].tolist() == [0, 1, 2, 3]
+    assert state["storage"]["arrays"]["reward"].tolist() == [0, 1, 2, 3]
 
 
 def test_a_state_of_another_capacity_is_refused() -> None:

@@ -39,20 +39,20 @@ def round_trip(space: spaces.Space) -> spaces.Space:
     return space_from_json(json.loads(json.dumps(space_to_json(space), allow_nan=False)))
 
 
-def assert_identical(one: spaces.Space, other: spaces.Space) -> None:
+def assert_identical(first: spaces.Space, second: spaces.Space) -> None:
     """Compare spaces exactly: Gymnasium accepts bounds that are nearly the same, and parts in another order."""
-    assert type(one) is type(other)
-    assert one == other
-    if isinstance(one, spaces.Box):
-        np.testing.assert_array_equal(one.low, other.low)
-        np.testing.assert_array_equal(one.high, other.high)
-        np.testing.assert_array_equal(one.bounded_below, other.bounded_below)
-        np.testing.assert_array_equal(one.bounded_above, other.bounded_above)
-    if isinstance(one, spaces.Dict):
-        assert list(one.spaces) == list(other.spaces)
-    if isinstance(one, (spaces.Dict, spaces.Tuple)):
+    assert type(first) is type(second)
+    assert first == second
+    if isinstance(first, spaces.Box):
+        np.testing.assert_array_equal(first.low, second.low)
+        np.testing.assert_array_equal(first.high, second.high)
+        np.testing.assert_array_equal(first.bounded_below, second.bounded_below)
+        np.testing.assert_array_equal(first.bounded_above, second.bounded_above)
+    if isinstance(first, spaces.Dict):
+        assert list(first.spaces) == list(second.spaces)
+    if isinstance(first, (spaces.Dict, spaces.Tuple)):
         parts = [list(space.spaces.values()) if isinstance(space, spaces.Dict) else space.spaces
-                 for space in (one, other)]  # fmt: skip
+                 for space in (first, second)]  # fmt: skip
         for pair in zip(*parts, strict=True):
             assert_identical(*pair)
 

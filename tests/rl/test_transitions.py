@@ -118,17 +118,17 @@ def test_environments_with_every_kind_of_reset(kind: str, n: int) -> None:
         transitions, held = n_step_transitions(collector.fragment(steps, number), 0.5, n, held)
         parts.append(transitions)
     transitions = concat(parts)
-    seen: dict[tuple[int, int, int], Any] = {}
+    rewards_of: dict[tuple[int, int, int], Any] = {}
     for index in range(len(transitions["reward"])):
         (name, episode, step), (_, after_episode, after) = transitions["obs"][index], transitions["next_obs"][index]
-        assert (name, episode, step) not in seen, "a duplicate"
-        seen[name, episode, step] = transitions["reward"][index]
-        played = next(record for record in envs[int(name)].episodes if record.obs[0][1] == episode)
-        length = len(played.steps)
+        assert (name, episode, step) not in rewards_of, "a duplicate"
+        rewards_of[name, episode, step] = transitions["reward"][index]
+        episode_record = next(record for record in envs[int(name)].episodes if record.obs[0][1] == episode)
+        length = len(episode_record.steps)
         num = min(n, length - int(step))
-        rewards = [reward for _, reward, _, _ in played.steps[int(step) : int(step) + num]]
+        rewards = [reward for _, reward, _, _ in episode_record.steps[int(step) : int(step) + num]]
         assert transitions["reward"][index] == pytest.approx(sum(0.5**k * reward for k, reward in enumerate(rewards)))
-        terminated = played.steps[int(step) + num - 1][2]
+        terminated = episode_record.steps[int(step) + num - 1][2]
         assert transitions["discount"][index] == (0 if terminated else 0.5**num)
         if not terminated:
             assert (after_episode, after) == (episode, step + num)
@@ -139,7 +139,7 @@ def test_environments_with_every_kind_of_reset(kind: str, n: int) -> None:
             if record.steps
             for step in range(len(record.steps))
         }
-        assert expected <= seen.keys()
+        assert expected <= rewards_of.keys()
 
 
 def test_sequences_by_hand() -> None:

@@ -96,8 +96,8 @@ def test_only_open_episodes_are_logged() -> None:
     collector = collector_of(EnvSettings("Pendulum-v1", {"max_episode_steps": 20}))
     for number in range(50):
         collector.fragment(5, number)
-    history = collector.snapshot()["history"]
-    assert history["now"] == 250
+    history = collector.snapshot()["episode_log"]
+    assert history["num_steps"] == 250
     assert len(history["actions"]) <= 20
     collector.close()
 

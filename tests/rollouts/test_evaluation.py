@@ -43,7 +43,7 @@ class Constant(nn.Module):
 
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize(
-    ("env", "how"),
+    ("env", "settings"),
     [
         (CARTPOLE, {"kind": "actor-critic"}),
         (CARTPOLE, {"network": "lstm"}),
@@ -54,8 +54,8 @@ class Constant(nn.Module):
         (EnvSettings("point"), {"kind": "actor-critic", "normalise": True}),
     ],
 )
-def test_the_same_seed_gives_the_same_numbers(env: EnvSettings, how: dict[str, Any], deterministic: bool) -> None:
-    policy = policy_for(env, **how)
+def test_the_same_seed_gives_the_same_numbers(env: EnvSettings, settings: dict[str, Any], deterministic: bool) -> None:
+    policy = policy_for(env, **settings)
     first, again, other = (evaluate(policy, env, 10, seed=seed, deterministic=deterministic) for seed in (3, 3, 4))
     assert first.returns.shape == first.lengths.shape == (10,)
     assert same(first, again)
@@ -135,7 +135,9 @@ def test_policy_and_generators_are_left_unchanged() -> None:
 def q_policy(epsilon: list[float]) -> Policy:
     """Return an ε-greedy policy whose greedy action is 1 of two."""
     space = spaces.Box(-np.inf, np.inf, (2,))
-    policy = make_policy(space, spaces.Discrete(2), lambda *_: Constant([0.0, 1.0]), kind="values", num_slots=len(epsilon))
+    policy = make_policy(
+        space, spaces.Discrete(2), lambda *_: Constant([0.0, 1.0]), kind="values", num_slots=len(epsilon)
+    )
     policy.set_epsilon(epsilon)
     return policy
 

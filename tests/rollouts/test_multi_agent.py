@@ -104,9 +104,9 @@ def test_returns_are_of_each_agent_while_it_was_present() -> None:
     assert sorted(batches["b"]["episode_length"].tolist()) == [3] * 4 + [4] * 4
 
 
-@pytest.mark.parametrize("how", ["truncate", "vanish"])
-def test_a_truncated_agent_has_a_last_observation(how: str) -> None:
-    batches = collector(6, **{how: True}).fragment()
+@pytest.mark.parametrize("option", ["truncate", "vanish"])
+def test_a_truncated_agent_has_a_last_observation(option: str) -> None:
+    batches = collector(6, **{option: True}).fragment()
     assert np.argwhere(batches["b"]["truncated"]).tolist() == [[3, 0], [3, 1]]
     assert batches["b"]["final_obs"].tolist() == [[4, 1], [4, 2]]
     assert batches["b"]["obs"][4, 1].tolist() == [0, 2]  # of the next episode

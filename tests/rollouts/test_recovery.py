@@ -1,4 +1,4 @@
-"""An environment that fails is made again: its episode is dropped, and nothing of it leaks into others."""
+"""An environment that fails is rebuilt, its episode dropped, and none of its steps leak into other episodes."""
 
 import logging
 from collections.abc import Sequence
@@ -32,16 +32,18 @@ def policy_of(kind: str = "actor") -> Policy:
     return make_policy(Counting.observation_space, Counting.action_space, hidden=(4,), seed=0, kind=kind)
 
 
-def collector_of(envs: Sequence[Counting], num: int = 2, most: int = 10, **more: Any) -> Collector:
-    """Return a collector of the first environments; the others take the places of those that fail, in that order."""
+def collector_of(envs: Sequence[Counting], num: int = 2, max_failures: int = 10, **more: Any) -> Collector:
+    """Return a collector of the first environments; the others replace those that fail, in order."""
     queue = iter(envs)
     slots = SteppedSlots(lambda: next(queue), num)
     kind = more.pop("kind", "actor")
-    return Collector(slots, policy_of(kind), seed=3, shard=5, worker="rollouts-1", recovery=Recovery(most), **more)
+    return Collector(
+        slots, policy_of(kind), seed=3, shard=5, worker="rollouts-1", recovery=Recovery(max_failures), **more
+    )
 
 
 def failing(what: str = "raises", episode: int = 0, step: int = 2, plan: Sequence[int] = (5,)) -> list[Counting]:
-    """Return one that ends episodes after three steps, one that fails, and one to take its place."""
+    """Return an environment with episodes of three steps, one that fails, and one that replaces it."""
     return [Counting(0, [3]), Counting(1, plan, Fault(what, episode, step)), Counting(2, [4])]
 
 
@@ -71,7 +73,7 @@ def test_a_failed_step_in_the_middle_of_a_fragment() -> None:
     assert after["episode_length"].tolist() == [4, 3, 4, 3]
 
 
-def test_in_the_first_step_of_a_fragment_what_came_before_is_left_as_it_was() -> None:
+def test_a_failure_in_the_first_step_of_a_fragment_does_not_change_the_one_before() -> None:
     collector = collector_of(failing())
     first, second = collector.fragment(2), collector.fragment(2, 1)
     assert not first["truncated"].any()
@@ -83,7 +85,7 @@ def test_in_the_first_step_of_a_fragment_what_came_before_is_left_as_it_was() ->
     assert second["episode_lost"].tolist() == [2]
 
 
-def test_in_the_last_step_of_a_fragment() -> None:
+def test_a_failure_in_the_last_step_of_a_fragment() -> None:
     collector = collector_of(failing())
     batch = collector.fragment(3)
     assert batch["valid"][:, 1].tolist() == [True, True, False]
@@ -93,7 +95,7 @@ def test_in_the_last_step_of_a_fragment() -> None:
     assert after["episode_return"].tolist() == [306, 80_010]
 
 
-def test_in_the_first_step_of_an_episode_nothing_is_cut_short() -> None:
+def test_a_failure_in_the_first_step_of_an_episode_truncates_nothing() -> None:
     envs = failing(episode=1, step=0, plan=[2, 5])
     batch = collector_of(envs).fragment(5)
     assert batch["valid"][:, 1].tolist() == [True, True, False, True, True]
@@ -104,7 +106,7 @@ def test_in_the_first_step_of_an_episode_nothing_is_cut_short() -> None:
 
 
 def test_last_observations_stay_in_order() -> None:
-    """Those of episodes that were cut short by a failure are found one step later than others."""
+    """Those of episodes that a failure truncated are recorded one step later than others."""
     envs = [Counting(0, [4], Fault("raises", 0, 2)), Counting(1, [-2, -3]), Counting(2, [9])]
     batch = collector_of(envs).fragment(5)
     assert np.argwhere(batch["truncated"]).tolist() == [[1, 0], [1, 1], [4, 1]]
@@ -118,17 +120,17 @@ def test_several_fail_in_one_step() -> None:
     assert batch["obs"][2, :, 0].tolist() == [3, 4, 5]
     assert batch["final_obs"].tolist() == [[0, 1, 1], [1, 1, 1], [2, 1, 1]]
     assert batch["episode_lost"].tolist() == [1, 1, 1]
-    assert [len(env.played[0].steps) for env in envs] == [2, 2, 2]
+    assert [len(env.episodes[0].steps) for env in envs] == [2, 2, 2]
 
 
-def test_a_failed_step_brings_nothing_into_another_fragment() -> None:
-    """Of one that gave a reward, and then what does not fit."""
+def test_the_reward_of_a_failed_step_is_discarded() -> None:
+    """Also if the environment returned a reward with an observation of the wrong shape."""
     batch = collector_of(failing("shape")).fragment(4)
     assert batch["reward"][2, 1] == 0
     assert not batch["truncated"][2, 1]
 
 
-def test_a_recurrent_policy_remembers_nothing_of_it() -> None:
+def test_the_recurrent_state_is_reset_after_a_failure() -> None:
     policy = make_policy(Counting.observation_space, Counting.action_space, "lstm", (4,), seed=0)
     queue = iter(failing())
     collector = Collector(SteppedSlots(lambda: next(queue), 2), policy, seed=0, shard=0, recovery=Recovery(1))
@@ -136,14 +138,14 @@ def test_a_recurrent_policy_remembers_nothing_of_it() -> None:
     assert not any(part[1].any() for part in collector.recurrent_state.values())
 
 
-# What is made of fragments.
+# Operators on fragments.
 
 
-@pytest.mark.parametrize("cut", [2, 6])
-def test_transitions_are_cut_short_where_an_episode_was_dropped(cut: int) -> None:
-    """Also if the step before was in the fragment before."""
-    collector, make = collector_of(failing()), MakeTransitions(0.5, 3)
-    parts = [make(collector.fragment(cut, number)) for number in range(12 // cut)]
+@pytest.mark.parametrize("num_steps", [2, 6])
+def test_transitions_are_truncated_where_an_episode_was_dropped(num_steps: int) -> None:
+    """Also if its last step was in the fragment before."""
+    collector, transitions = collector_of(failing()), MakeTransitions(0.5, 3)
+    parts = [transitions(collector.fragment(num_steps, number)) for number in range(12 // num_steps)]
     rows = {
         tuple(obs): (reward, discount, tuple(after))
         for part in parts
@@ -160,54 +162,57 @@ def test_transitions_are_cut_short_where_an_episode_was_dropped(cut: int) -> Non
     assert TrainStats.merge([TrainStats.of(part) for part in parts]).env_failures == 1
 
 
-@pytest.mark.parametrize("cut", [1, 2, 4])
-def test_sequences_say_where_an_episode_was_dropped(cut: int) -> None:
-    collector, held, found = collector_of(failing()), None, []
-    for number in range(4 // cut):
-        made, held = sequences(collector.fragment(cut, number), 4, 0, held)
-        found += [made] if made else []
-    assert found[0]["obs"][1].tolist() == [[1, 1, 0], [1, 1, 1], [1, 1, 2], [2, 1, 0]]
-    assert found[0]["mask"].tolist() == [[True] * 4, [True, False, False, True]]
-    assert found[0]["truncated"][1].tolist() == [False, True, False, False]
+@pytest.mark.parametrize("num_steps", [1, 2, 4])
+def test_sequences_mask_where_an_episode_was_dropped(num_steps: int) -> None:
+    collector, held, parts = collector_of(failing()), None, []
+    for number in range(4 // num_steps):
+        part, held = sequences(collector.fragment(num_steps, number), 4, 0, held)
+        parts += [part] if part else []
+    assert parts[0]["obs"][1].tolist() == [[1, 1, 0], [1, 1, 1], [1, 1, 2], [2, 1, 0]]
+    assert parts[0]["mask"].tolist() == [[True] * 4, [True, False, False, True]]
+    assert parts[0]["truncated"][1].tolist() == [False, True, False, False]
 
 
-def test_advantages_reach_as_far_as_the_episode_was_played() -> None:
+def test_advantages_end_where_an_episode_was_dropped() -> None:
     collector = collector_of(failing(), kind="actor-critic", keep_network_outputs=True)
     batch, actor = collector.fragment(6), SimpleNamespace(policy=collector.policy)
     _, values, _ = evaluate_fragment(collector.policy, batch, 0.5)
     with torch.inference_mode():
-        beyond = float(collector.policy.values(torch.tensor([[1.0, 1, 2]]))[0])
-    found = AddAdvantages(0.5, 0.8)(batch, actor=actor)
-    assert len(found["advantage"]) == 11
-    at = {tuple(obs): advantage for obs, advantage in zip(found["obs"].tolist(), found["advantage"], strict=True)}
-    last = 10_002 + 0.5 * beyond - values[1, 1]
+        bootstrap = float(collector.policy.values(torch.tensor([[1.0, 1, 2]]))[0])
+    rows = AddAdvantages(0.5, 0.8)(batch, actor=actor)
+    assert len(rows["advantage"]) == 11
+    advantages = {tuple(obs): advantage for obs, advantage in zip(rows["obs"].tolist(), rows["advantage"], strict=True)}
+    last = 10_002 + 0.5 * bootstrap - values[1, 1]
     first = 10_001 + 0.5 * values[1, 1] - values[0, 1] + 0.5 * 0.8 * last
-    assert at[1, 1, 1] == pytest.approx(last, rel=1e-5)
-    assert at[1, 1, 0] == pytest.approx(first, rel=1e-5)
-    assert found["episode_lost"].tolist() == [2]
+    assert advantages[1, 1, 1] == pytest.approx(last, rel=1e-5)
+    assert advantages[1, 1, 0] == pytest.approx(first, rel=1e-5)
+    assert rows["episode_lost"].tolist() == [2]
 
 
-@pytest.mark.parametrize("cut", [1, 2, 6])
-def test_discounted_returns_begin_anew(cut: int) -> None:
-    """By which rewards are scaled: nothing of the dropped episode is in what follows."""
+@pytest.mark.parametrize("num_steps", [1, 2, 6])
+def test_running_returns_restart_after_a_dropped_episode(num_steps: int) -> None:
+    """They scale rewards: the dropped episode does not contribute to those that follow."""
     policy = make_policy(
         Counting.observation_space, Counting.action_space, hidden=(4,), seed=0, kind="actor-critic", normalise=True
     )
     collector, running = collector_of(failing()), RunningReturns()
-    parts = [evaluate_fragment(policy, collector.fragment(cut, number), 0.5, running).batch for number in range(6 // cut)]
-    found = np.concatenate([part["running_return"] for part in parts])[:, 1]
-    assert found[:2].tolist() == [10_001, 10_002 + 5000.5]
-    assert found[3:5].tolist() == [20_001, 20_002 + 10_000.5]
+    parts = [
+        evaluate_fragment(policy, collector.fragment(num_steps, number), 0.5, running).batch
+        for number in range(6 // num_steps)
+    ]
+    returns = np.concatenate([part["running_return"] for part in parts])[:, 1]
+    assert returns[:2].tolist() == [10_001, 10_002 + 5000.5]
+    assert returns[3:5].tolist() == [20_001, 20_002 + 10_000.5]
 
 
-def test_fragments_of_which_only_some_say_which_steps_count() -> None:
+def test_fragments_of_which_only_some_have_a_valid_column() -> None:
     batches = []
     for envs in ([Counting(0, [3]), Counting(1, [5])], failing(), [Counting(3, [3]), Counting(4, [5])]):
         collector = collector_of(envs, kind="actor-critic")
         batches.append(AddLogProbs(0.5)(collector.fragment(4), actor=collector))
     assert ["valid" in batch for batch in batches] == [False, True, False]
     for order in ([0, 1, 2], [1, 0], [2, 0]):
-        joined = ConcatFragments()([batches[place] for place in order])
+        joined = ConcatFragments()([batches[index] for index in order])
         if 1 not in order:
             assert "valid" not in joined
             continue
@@ -218,29 +223,29 @@ def test_fragments_of_which_only_some_say_which_steps_count() -> None:
         assert joined["episode_lost"].tolist() == [2]
 
 
-def test_what_does_not_count_is_not_learned_from() -> None:
-    """IMPALA sees whole fragments: whatever stands in a step that failed changes no figure of its loss."""
+def test_steps_that_are_not_valid_do_not_change_the_loss() -> None:
+    """IMPALA trains on whole fragments: the values of a failed step change none of its metrics."""
     collector = collector_of(failing(), kind="actor-critic")
     batch = ConcatFragments()([AddLogProbs(0.5)(collector.fragment(6), actor=collector)])
     cfg = find_algorithm("impala").settings()
 
-    def figures(batch: Batch) -> list[float]:
+    def metrics(batch: Batch) -> list[float]:
         total, parts = impala_loss(collector.policy, tensors_of(batch), cfg)
-        return [float(one.detach()) for one in (total, *parts.values())]
+        return [float(value.detach()) for value in (total, *parts.values())]
 
-    usual = figures(batch)
+    expected = metrics(batch)
     changed = {name: np.copy(batch[name]) for name in ("reward", "log_prob", "action", "obs")}
     changed["reward"][2, 1], changed["log_prob"][2, 1] = 1e6, -3.0
     changed["action"][2, 1], changed["obs"][2, 1] = 3, 17.0
-    assert figures({**batch, **changed}) == pytest.approx(usual, rel=1e-6)
+    assert metrics({**batch, **changed}) == pytest.approx(expected, rel=1e-6)
     changed["reward"][1, 1] += 1.0
-    assert figures({**batch, **changed}) != pytest.approx(usual, rel=1e-6)
+    assert metrics({**batch, **changed}) != pytest.approx(expected, rel=1e-6)
 
 
 # Whole episodes.
 
 
-def test_whole_episodes_are_as_many_as_were_asked_for() -> None:
+def test_the_requested_number_of_whole_episodes_is_collected() -> None:
     envs = [Counting(0, [3]), Counting(1, [2, 5], Fault("raises", 1, 2)), Counting(2, [4])]
     batch = collector_of(envs).episodes([2, 2])
     assert batch["length"].tolist() == [3, 3, 2, 4]
@@ -262,14 +267,14 @@ def test_a_reset_that_fails(episode: int, whole: bool) -> None:
     assert 20_001 in batch["reward"]
 
 
-def test_an_environment_that_cannot_be_made_again_at_once() -> None:
-    made = []
+def test_rebuilding_an_environment_is_retried() -> None:
+    calls = []
 
     def make() -> Counting:
-        made.append(len(made))
-        if len(made) in (3, 4):
+        calls.append(len(calls))
+        if len(calls) in (3, 4):
             raise OSError("no display")
-        return Counting(len(made), [5], Fault("raises", 0, 1) if len(made) == 2 else None)
+        return Counting(len(calls), [5], Fault("raises", 0, 1) if len(calls) == 2 else None)
 
     slots = SteppedSlots(make, 2)
     batch = Collector(slots, policy_of(), seed=0, shard=0, recovery=Recovery(3)).fragment(3)
@@ -281,31 +286,31 @@ def test_an_environment_that_cannot_be_made_again_at_once() -> None:
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_a_seed_that_failed_does_not_come_again(whole: bool) -> None:
+def test_a_seed_that_failed_is_not_used_again(whole: bool) -> None:
     envs = [Counting(0, [3]), *(Counting(name, [5], Fault("raises", 0, -1)) for name in (1, 2, 3)), Counting(4, [5])]
     collector = collector_of(envs)
     _ = collector.episodes([1, 1], 4) if whole else collector.fragment(2)
-    seeds = [env.played[0].seed for env in envs[1:]]
+    seeds = [env.episodes[0].seed for env in envs[1:]]
     number = 4 if whole else 0
     path = (3, Purpose.ENVIRONMENT, 5, 1, number)
-    assert seeds == [episode_seed(3, 5, 1, number), *(derive_seed(*path, again) for again in (1, 2, 3))]
-    if whole:  # what a call plays does not depend on those before
+    assert seeds == [episode_seed(3, 5, 1, number), *(derive_seed(*path, failures) for failures in (1, 2, 3))]
+    if whole:  # a call does not depend on earlier ones
         collector.episodes([1, 1], 5)
-        assert envs[4].played[-1].seed == episode_seed(3, 5, 1, 5)
+        assert envs[4].episodes[-1].seed == episode_seed(3, 5, 1, 5)
 
 
-# What is not finite is found later: all of the item is dropped.
+# Values that are not finite are detected later: the whole item is dropped.
 
 
 @pytest.mark.parametrize("what", ["nan", "infinite", "nan reward"])
-def test_a_fragment_with_what_is_not_finite_is_played_again(what: str) -> None:
+def test_a_fragment_with_non_finite_values_is_collected_again(what: str) -> None:
     envs = failing(what, plan=[-5])
     collector = collector_of(envs)
     before = {name: array.copy() for name, array in collector.policy.weights().items()}
     with np.errstate(invalid="ignore"):
         batch = collector.fragment(6)
     assert "valid" not in batch
-    assert batch["obs"][:, 0, 1].tolist() == [4, 4, 4, 5, 5, 5]  # two episodes were dropped, and one that had begun
+    assert batch["obs"][:, 0, 1].tolist() == [4, 4, 4, 5, 5, 5]  # two episodes and an open one were dropped
     assert batch["obs"][:, 1].tolist() == [[2, 1, 0], [2, 1, 1], [2, 1, 2], [2, 1, 3], [2, 2, 0], [2, 2, 1]]
     assert batch["episode_lost"].tolist() == [2]
     assert batch["episode_length"].tolist() == [3, 4, 3]
@@ -313,8 +318,8 @@ def test_a_fragment_with_what_is_not_finite_is_played_again(what: str) -> None:
         assert array.tobytes() == before[name].tobytes()
 
 
-def apart(parts: Sequence[Batch]) -> list[Any]:
-    """Return the transitions from one episode into another that are said to go on."""
+def transitions_between_episodes(parts: Sequence[Batch]) -> list[Any]:
+    """Return the transitions from one episode to another that are not marked as ended."""
     return [
         (obs, after)
         for part in parts
@@ -323,11 +328,15 @@ def apart(parts: Sequence[Batch]) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("how", ["not finite", "not brought back"])
-def test_steps_that_wait_for_others_are_cut_short_when_all_episodes_are_dropped(how: str) -> None:
-    """Of the fragment before: what follows is of other episodes, in every slot."""
-    envs = [Counting(0, [9]), Counting(1, [9], Fault("nan", 0, 5) if how == "not finite" else None), Counting(2, [9])]
-    collector, make, parts = collector_of(envs), MakeTransitions(0.5, 3), list[Batch]()
+@pytest.mark.parametrize("reason", ["not finite", "not restored"])
+def test_held_steps_are_truncated_when_all_episodes_are_dropped(reason: str) -> None:
+    """They are of the fragment before, and other episodes follow in every slot."""
+    envs = [
+        Counting(0, [9]),
+        Counting(1, [9], Fault("nan", 0, 5) if reason == "not finite" else None),
+        Counting(2, [9]),
+    ]
+    collector, transitions, parts = collector_of(envs), MakeTransitions(0.5, 3), list[Batch]()
     running, policy = (
         RunningReturns(),
         make_policy(
@@ -335,31 +344,31 @@ def test_steps_that_wait_for_others_are_cut_short_when_all_episodes_are_dropped(
         ),
     )
     first = collector.fragment(4)
-    parts.append(make(first))
+    parts.append(transitions(first))
     evaluate_fragment(policy, first, 0.5, running)
-    cut, held = sequences(first, 3, 0)
-    if how == "not brought back":
-        saved = {name: value for name, value in collector.snapshot().items() if name != "history"}
+    rows, held = sequences(first, 3, 0)
+    if reason == "not restored":
+        snapshot = {name: value for name, value in collector.snapshot().items() if name != "episode_log"}
         collector = collector_of([Counting(3, [9]), Counting(4, [9])])
-        assert not collector.resume(saved)
+        assert not collector.resume(snapshot)
     with np.errstate(invalid="ignore"):
         second = collector.fragment(4, 1)
-    assert second["anew"].tolist() == [True, True]
+    assert second["restarted"].tolist() == [True, True]
     assert second["obs"][0, :, 2].tolist() == [0, 0]
-    parts.append(make(second))
-    assert apart(parts) == []
+    parts.append(transitions(second))
+    assert transitions_between_episodes(parts) == []
     ends = {tuple(row): (reward, discount) for row, reward, discount in zip(
         parts[1]["obs"].tolist(), parts[1]["reward"], parts[1]["discount"], strict=True)}  # fmt: skip
-    assert ends[0, 1, 3] == (4, 0.5), "the last one that was held back has its own reward, and a value after it"
-    cut, _ = sequences(second, 3, 0, held)
-    assert cut["mask"][:2].tolist() == [[False, True, True]] * 2
-    assert "anew" not in collector.fragment(4, 2)
-    found = evaluate_fragment(policy, second, 0.5, running).batch
-    assert found["running_return"][0].tolist() == second["reward"][0].tolist()
-    assert "anew" not in found
+    assert ends[0, 1, 3] == (4, 0.5), "the last held step has its own reward, and is bootstrapped"
+    rows, _ = sequences(second, 3, 0, held)
+    assert rows["mask"][:2].tolist() == [[False, True, True]] * 2
+    assert "restarted" not in collector.fragment(4, 2)
+    evaluated = evaluate_fragment(policy, second, 0.5, running).batch
+    assert evaluated["running_return"][0].tolist() == second["reward"][0].tolist()
+    assert "restarted" not in evaluated
 
 
-def test_whole_episodes_with_what_is_not_finite_are_played_again() -> None:
+def test_whole_episodes_with_non_finite_values_are_collected_again() -> None:
     with np.errstate(invalid="ignore"):
         batch = collector_of(failing("nan", 1, 1, [2, 5])).episodes([2, 2])
     assert batch["length"].tolist() == [3, 3, 4, 4]
@@ -367,7 +376,7 @@ def test_whole_episodes_with_what_is_not_finite_are_played_again() -> None:
     assert batch["episode_lost"].tolist() == [1]
 
 
-def test_what_is_seen_after_a_failure_in_the_last_step_is_looked_at() -> None:
+def test_the_observation_after_a_failure_in_the_last_step_is_checked() -> None:
     envs = [Counting(0, [9]), Counting(1, [9], Fault("raises", 0, 2)), Counting(2, [9], Fault("nan", 0, -1))]
     with np.errstate(invalid="ignore"):
         batch = collector_of([*envs, Counting(3, [9])]).fragment(3)
@@ -379,50 +388,54 @@ def test_what_is_seen_after_a_failure_in_the_last_step_is_looked_at() -> None:
 @pytest.mark.parametrize("kind", VECTORS)
 @pytest.mark.parametrize("what", ["raises", "nan"])
 @pytest.mark.parametrize("whole", [False, True])
-def test_a_vector_is_made_again_as_a_whole(kind: str, what: str, whole: bool) -> None:
-    made = []
+def test_a_vector_is_rebuilt_as_a_whole(kind: str, what: str, whole: bool) -> None:
+    calls = []
 
-    def make(times_before: int) -> Any:
-        made.append(times_before)
-        fault = Fault(what, 0, 1) if times_before < 2 else None
-        return slots_of(kind, [Counting(2 * len(made) + place, [4], fault if place else None) for place in (0, 1)])
+    def make(num_made: int) -> Any:
+        calls.append(num_made)
+        fault = Fault(what, 0, 1) if num_made < 2 else None
+        return slots_of(kind, [Counting(2 * len(calls) + index, [4], fault if index else None) for index in (0, 1)])
 
     recovery = Recovery(5, make)
     slots = recovery.make_slots(lambda slot: ("", 0))
     collector = Collector(slots, policy_of(), seed=0, shard=0, recovery=recovery)
     with np.errstate(invalid="ignore"):
         batch = collector.episodes([1, 2]) if whole else collector.fragment(4)
-    assert made == [0, 1, 2]
+    assert calls == [0, 1, 2]
     assert set(np.reshape(batch["obs"], (-1, 3))[:, 0].tolist()) == {6, 7}
     assert len(batch["episode_lost"]) == 2
     if whole:
         assert batch["length"].tolist() == [4, 4, 4]
 
 
-# The budget.
+# The failure budget.
 
 
 @pytest.mark.parametrize("what", ["raises", "nan"])
 @pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("most", [0, 1, 4])
-def test_too_many_failures_in_a_row_end_it(what: str, whole: bool, most: int) -> None:
-    made: list[Counting] = []
+@pytest.mark.parametrize("max_failures", [0, 1, 4])
+def test_too_many_consecutive_failures_raise(what: str, whole: bool, max_failures: int) -> None:
+    envs: list[Counting] = []
 
     def make() -> Counting:
-        made.append(Counting(len(made), [3], Fault(what, 0, 1)))
-        return made[-1]
+        envs.append(Counting(len(envs), [3], Fault(what, 0, 1)))
+        return envs[-1]
 
-    collector = Collector(SteppedSlots(make, 1), policy_of(), seed=0, shard=7, worker="w", recovery=Recovery(most))
+    collector = Collector(
+        SteppedSlots(make, 1), policy_of(), seed=0, shard=7, worker="w", recovery=Recovery(max_failures)
+    )
     with pytest.raises(EnvironmentFailed) as raised, np.errstate(invalid="ignore"):
         _ = collector.episodes([1]) if whole else collector.fragment(20)
-    assert len(made) == most + 1
+    assert len(envs) == max_failures + 1
     place, *rest = raised.value.place.split("\n")
     assert place == "worker w, shard 7, environment 0 of 1, step 1 of its episode"
-    told = f"  failure {most + 1} in a row with no episode ended in between (max_env_failures is {most})"
-    assert rest == ([told] if most else [])
+    budget = (
+        f"  failure {max_failures + 1} in a row with no episode ended in between (max_env_failures is {max_failures})"
+    )
+    assert rest == ([budget] if max_failures else [])
 
 
-def test_an_episode_that_ends_makes_up_for_failures() -> None:
+def test_an_episode_that_ends_resets_the_failure_count() -> None:
     def make() -> Counting:
         return Counting(0, [2], Fault("raises", 1, 1))
 
@@ -431,21 +444,21 @@ def test_an_episode_that_ends_makes_up_for_failures() -> None:
     assert sum(lost) == 20
 
 
-def test_episodes_that_are_dropped_with_an_item_make_up_for_nothing() -> None:
-    """Or one that gives NaN in every fragment would be met for ever."""
+def test_episodes_dropped_with_an_item_do_not_reset_the_failure_count() -> None:
+    """Otherwise an environment that gives NaN in every fragment would be retried for ever."""
     envs = [Counting(0, [1]), *(Counting(name, [5], Fault("nan", 0, 2)) for name in range(1, 9))]
     with pytest.raises(EnvironmentFailed, match="failure 4 in a row"), np.errstate(invalid="ignore"):
-        collector_of(envs, most=3).fragment(6)
+        collector_of(envs, max_failures=3).fragment(6)
 
 
-# What is told.
+# Logs.
 
 
-class Unspeakable(Exception):
-    """Says nothing about itself, and cannot travel."""
+class Unprintable(Exception):
+    """Has no text, and cannot be pickled."""
 
-    def __init__(self, one: int, other: int) -> None:
-        super().__init__(one)
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(first)
 
     def __str__(self) -> str:
         raise RuntimeError("no text")
@@ -454,7 +467,7 @@ class Unspeakable(Exception):
 
 
 class Saboteur(Counting):
-    """Raises something in one of its methods, once it has been told to."""
+    """Raises an armed error in one of its methods, once."""
 
     armed: dict[str, BaseException]
 
@@ -475,12 +488,17 @@ class Saboteur(Counting):
             raise error
 
 
-ERRORS = {"cannot travel": Unspeakable(1, 2), "exit": SystemExit(3), "memory": MemoryError(), "usual": OSError("no x")}
+ERRORS = {
+    "cannot be pickled": Unprintable(1, 2),
+    "exit": SystemExit(3),
+    "memory": MemoryError(),
+    "usual": OSError("no x"),
+}
 
 
 @pytest.mark.parametrize("where", ["reset", "step"])
 @pytest.mark.parametrize("what", ERRORS)
-def test_whatever_is_raised_is_told(where: str, what: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_every_kind_of_error_is_logged(where: str, what: str, caplog: pytest.LogCaptureFixture) -> None:
     env, spare = Saboteur(0, [3]), Counting(1, [3])
     env.armed = {where: ERRORS[what], "close": ERRORS[what]}
     with caplog.at_level(logging.WARNING):
@@ -507,7 +525,7 @@ def test_closing_closes_the_others_too() -> None:
 
 
 class Tasks(Counting):
-    """Shows its task, and fails in its first episode when it is one of the first."""
+    """Observes its task; the first two instances fail in their first episode."""
 
     num_made = 0
 
@@ -522,12 +540,12 @@ class Tasks(Counting):
     def set_task(self, task: Any) -> None:
         self.task = float(task)
 
-    def _show(self) -> Any:
-        seen = super()._show()
-        return np.array([self.task, *seen[1:]], np.float32)
+    def _observe(self) -> Any:
+        obs = super()._observe()
+        return np.array([self.task, *obs[1:]], np.float32)
 
 
-def test_an_environment_that_was_made_again_has_its_task() -> None:
+def test_a_rebuilt_environment_has_its_task() -> None:
     settings = RolloutSettings(
         env=EnvSettings(Tasks), num_shards=2, slots_per_shard=1, num_episodes=2, items_per_task=1
     )
@@ -537,7 +555,7 @@ def test_an_environment_that_was_made_again_has_its_task() -> None:
 
 
 class Reluctant(Counting):
-    """Cannot be made at first."""
+    """Cannot be created at first."""
 
     num_made = 0
 
@@ -548,21 +566,21 @@ class Reluctant(Counting):
         super().__init__(0, [3])
 
 
-@pytest.mark.parametrize("most", [2, 3])
-def test_making_environments_is_tried_again(most: int) -> None:
+@pytest.mark.parametrize("max_failures", [2, 3])
+def test_creating_environments_is_retried(max_failures: int) -> None:
     Reluctant.num_made = 0
     settings = RolloutSettings(
-        env=EnvSettings(Reluctant), num_shards=1, slots_per_shard=1, fragment_steps=3, max_env_failures=most
+        env=EnvSettings(Reluctant), num_shards=1, slots_per_shard=1, fragment_steps=3, max_env_failures=max_failures
     )
     worker = RolloutWorker(settings, "w")
-    if most == 3:
+    if max_failures == 3:
         assert len(worker.sample(shard=Shard(0, 1), number=0)["episode_lost"]) == 3
         return
     with pytest.raises(EnvironmentFailed, match=r"making of the environment raised OSError: no display\n  in worker w"):
         worker.sample(shard=Shard(0, 1), number=0)
 
 
-def test_envpool_is_made_again() -> None:
+def test_envpool_is_rebuilt() -> None:
     settings = RolloutSettings(
         env=EnvSettings("CartPole-v1", vector="envpool"), num_shards=1, slots_per_shard=2, fragment_steps=4
     )

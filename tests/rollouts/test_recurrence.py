@@ -1,4 +1,4 @@
-"""What a recurrent policy remembers while it plays is what it remembers while it is trained."""
+"""The recurrent state of a policy is the same in rollouts and in training."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 
 
 class Learned(nn.Module):
-    """A user's recurrent network, whose memory at the start is learned too."""
+    """A custom recurrent network with a learned initial state."""
 
     def __init__(self, observation_space: spaces.Box, action_space: spaces.Space) -> None:
         super().__init__()
@@ -36,28 +36,28 @@ class Learned(nn.Module):
 
 
 def recurrent(kind: str, envs: Sequence[gym.Env], network: Any = "lstm") -> tuple[Collector, list[np.ndarray]]:
-    """Return a collector, and what the network will have given for every row that it acts on."""
+    """Return a collector, and a list that receives the network's outputs for every row."""
     policy = make_policy(envs[0].observation_space, envs[0].action_space, network, (6,), seed=1)
     with torch.no_grad():
         for parameter in policy.parameters():
-            parameter *= 3  # so that what is remembered matters
-    acted: list[np.ndarray] = []
-    draw = policy.distribution.draw
+            parameter *= 3  # so that the recurrent state matters
+    outputs: list[np.ndarray] = []
+    sample = policy.distribution.sample
 
-    def watched(params: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        acted.append(params.copy())
-        return draw(params, random)
+    def recording(params: np.ndarray, random: np.random.Generator) -> np.ndarray:
+        outputs.append(params.copy())
+        return sample(params, random)
 
-    policy.distribution.draw = watched  # type: ignore[method-assign]
-    return Collector(slots_of(kind, envs), policy, seed=0, shard=0), acted
+    policy.distribution.sample = recording  # type: ignore[method-assign]
+    return Collector(slots_of(kind, envs), policy, seed=0, shard=0), outputs
 
 
 def counting() -> list[Counting]:
     return [Counting(name, plan, scale=0.2) for name, plan in enumerate(PLANS)]
 
 
-def one_by_one(policy: Policy, obs: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
-    """Return what the network gives when each episode is played by itself, from a fresh memory."""
+def outputs_one_by_one(policy: Policy, obs: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
+    """Return the network's outputs when each episode is evaluated by itself, from the initial state."""
     rows, at = [], 0
     with torch.no_grad():
         for length in lengths:
@@ -71,28 +71,28 @@ def one_by_one(policy: Policy, obs: np.ndarray, lengths: Sequence[int]) -> np.nd
 
 @kinds
 @pytest.mark.parametrize("network", ["lstm", Learned])
-def test_acting_training_and_playing_one_by_one_agree(kind: str, network: Any) -> None:
-    collector, acted = recurrent(kind, counting(), network)
+def test_rollouts_training_and_single_episodes_agree(kind: str, network: Any) -> None:
+    collector, outputs = recurrent(kind, counting(), network)
     policy = collector.policy
     for number, counts in enumerate([[3, 2, 4], [1, 0, 3], [2, 4, 1]]):
-        acted.clear()
+        outputs.clear()
         batch = collector.episodes(counts, number)
-        slots, steps = np.nonzero(collector.valid[: len(acted)].T)
-        playing = np.stack(acted)[steps, slots]
-        np.testing.assert_allclose(playing, one_by_one(policy, batch["obs"], batch["length"]), atol=1e-5)
+        slots, steps = np.nonzero(collector.valid[: len(outputs)].T)
+        collected = np.stack(outputs)[steps, slots]
+        np.testing.assert_allclose(collected, outputs_one_by_one(policy, batch["obs"], batch["length"]), atol=1e-5)
         with torch.no_grad():
-            np.testing.assert_allclose(policy.params(batch).numpy(), playing, atol=1e-5)
-            logs = policy.distribution.log_prob(torch.from_numpy(playing), torch.from_numpy(batch["action"]))
+            np.testing.assert_allclose(policy.params(batch).numpy(), collected, atol=1e-5)
+            logs = policy.distribution.log_prob(torch.from_numpy(collected), torch.from_numpy(batch["action"]))
             np.testing.assert_allclose(policy.log_prob(batch).numpy(), logs.numpy(), atol=1e-5)
 
 
-def test_memory_matters_in_these_tests() -> None:
-    """Or the others would hold without any."""
+def test_the_recurrent_state_matters_in_these_tests() -> None:
+    """Otherwise the other tests would pass without it."""
     collector, _ = recurrent("stepped", counting())
     batch = collector.episodes([3, 2, 4])
-    right = one_by_one(collector.policy, batch["obs"], batch["length"])
-    forgetful = one_by_one(collector.policy, batch["obs"], [1] * len(right))
-    endless = one_by_one(collector.policy, batch["obs"], [len(right)])
+    right = outputs_one_by_one(collector.policy, batch["obs"], batch["length"])
+    forgetful = outputs_one_by_one(collector.policy, batch["obs"], [1] * len(right))
+    endless = outputs_one_by_one(collector.policy, batch["obs"], [len(right)])
     firsts = np.cumsum(batch["length"]) - batch["length"]
     assert abs(right - forgetful)[np.setdiff1d(np.arange(len(right)), firsts)].max(1).min() > 1e-3
     assert abs(right - endless)[firsts[1:]].max(1).min() > 1e-3
@@ -100,12 +100,12 @@ def test_memory_matters_in_these_tests() -> None:
 
 @kinds
 @pytest.mark.parametrize("network", ["lstm", Learned])
-def test_fragments_carry_what_was_remembered_before(kind: str, network: Any) -> None:
-    """From `state`, with a fresh memory wherever an episode begins, each fragment can be played again by itself."""
-    collector, acted = recurrent(kind, counting(), network)
+def test_fragments_have_the_recurrent_state_before_them(kind: str, network: Any) -> None:
+    """From `state`, reset wherever an episode begins, each fragment can be evaluated by itself."""
+    collector, outputs = recurrent(kind, counting(), network)
     policy = collector.policy
     for number, num in enumerate([5, 1, 8, 3, 12]):
-        acted.clear()
+        outputs.clear()
         batch = collector.fragment(num, number)
         valid = batch.get("valid", np.ones((num, 3), bool))
         begins = np.zeros((num + 1, 3), bool)
@@ -113,15 +113,15 @@ def test_fragments_carry_what_was_remembered_before(kind: str, network: Any) -> 
         with torch.no_grad():
             for slot in range(3):
                 state = {name: torch.from_numpy(part[slot : slot + 1]) for name, part in batch["state"].items()}
-                for now in range(num):
-                    if begins[now, slot]:
+                for row in range(num):
+                    if begins[row, slot]:
                         state = policy.initial_state(1)
-                    params, state = policy(torch.from_numpy(batch["obs"][now, slot][None]), state)
-                    np.testing.assert_allclose(acted[now][slot], params[0].numpy(), atol=1e-5)
+                    params, state = policy(torch.from_numpy(batch["obs"][row, slot][None]), state)
+                    np.testing.assert_allclose(outputs[row][slot], params[0].numpy(), atol=1e-5)
 
 
 @kinds
-def test_the_first_fragment_remembers_nothing(kind: str) -> None:
+def test_the_first_fragment_begins_with_the_initial_state(kind: str) -> None:
     collector, _ = recurrent(kind, counting())
     collector.episodes([2, 1, 2])
     state = collector.fragment(5)["state"]
@@ -138,7 +138,7 @@ def test_a_feed_forward_policy_has_no_state() -> None:
 
 
 @kinds
-def test_what_was_played_before_is_forgotten(kind: str) -> None:
+def test_whole_episodes_begin_with_the_initial_state(kind: str) -> None:
     class Four(Walk):
         action_space = spaces.Discrete(4)
 
@@ -146,9 +146,9 @@ def test_what_was_played_before_is_forgotten(kind: str) -> None:
     fresh, _ = recurrent(kind, [Four(), Four()])
     used.episodes([3, 1], 1)
     used.fragment(7)
-    one, other = used.episodes([2, 3], 5), fresh.episodes([2, 3], 5)
-    for name in one:
-        np.testing.assert_array_equal(one[name], other[name])
+    batch, other = used.episodes([2, 3], 5), fresh.episodes([2, 3], 5)
+    for name in batch:
+        np.testing.assert_array_equal(batch[name], other[name])
 
 
 @pytest.mark.parametrize("network", ["mlp", "lstm"])
@@ -156,13 +156,13 @@ def test_what_was_played_before_is_forgotten(kind: str) -> None:
     "action_space", [spaces.Discrete(3, start=2), spaces.MultiDiscrete([2, 3], start=[1, 0]), spaces.Box(-1, 1, (2, 2))]
 )
 def test_log_probabilities_of_every_kind_of_action(network: str, action_space: spaces.Space) -> None:
-    class Acting(Walk):
+    class CustomActions(Walk):
         pass
 
-    Acting.action_space = action_space
-    collector, _ = recurrent("stepped", [Acting(), Acting()], network)
+    CustomActions.action_space = action_space
+    collector, _ = recurrent("stepped", [CustomActions(), CustomActions()], network)
     policy = collector.policy
     batch = collector.episodes([3, 4])
-    each = one_by_one(policy, batch["obs"], batch["length"])
-    wanted = policy.distribution.log_prob(torch.from_numpy(each), torch.from_numpy(batch["action"]))
-    np.testing.assert_allclose(policy.log_prob(batch).detach().numpy(), wanted.numpy(), atol=1e-4)
+    params = outputs_one_by_one(policy, batch["obs"], batch["length"])
+    expected = policy.distribution.log_prob(torch.from_numpy(params), torch.from_numpy(batch["action"]))
+    np.testing.assert_allclose(policy.log_prob(batch).detach().numpy(), expected.numpy(), atol=1e-4)

@@ -27,7 +27,7 @@ def test_rows_are_migrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_invalid_lines_are_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = make_run(tmp_path / "run", [1.0])
-    invalid = [
+    bad = [
         b'{"time/iterations": 2, "ti{"time/iterations": 3}',
         b"\0" * 50,
         b"[1]",

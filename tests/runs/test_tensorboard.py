@@ -180,9 +180,7 @@ def test_a_killed_process_loses_only_the_last_seconds(tmp_path: Path) -> None:
     assert max(read_scalars(tmp_path / "run")) >= 100 - 12  # two rows a second, for six seconds
 
 
-def test_a_missing_tensorboardx_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_tensorboardx_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboardX.proto", None)
     with pytest.raises(ConfigError, match="pip install tensorboardX"):
         TensorBoardWriter(tmp_path / "run")

@@ -440,9 +440,7 @@ def test_new_patches_are_sorted_by_their_order() -> None:
             appender.append({"number": np.array([turn, turn])}, order=turn)
         assert storage[:]["number"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
         appender.append({"number": np.array([9])}, order=-1)
-        assert storage[:]["number"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 9], (
-            "rows that were read keep their index"
-        )
+        assert storage[:]["number"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 9], "rows that were read keep their index"
 
 
 def test_reading_writes_only_new_batches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Two trainers behind one split: each at its own pace, in one flow."""
+"""Two trainers behind one split, each at its own pace, in one flow."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ from raceway.multi_agent import MultiTraining, train_multi
 
 SPREAD: dict[str, Any] = {
     "env": "mpe2.simple_spread_v3",
-    "policies": {"agent_0": "climbers", "agent_1": "climbers", "agent_2": "values"},
+    "policies": {"agent_0": "pair", "agent_1": "pair", "agent_2": "single"},
     "trainers": {
-        "climbers": ("ppo", {"batch_steps": 160, "num_epochs": 2, "num_minibatches": 2}),
-        "values": ("dqn", {"learning_starts": 20, "batch_size": 16, "buffer_size": 1000, "target_every": 5}),
+        "pair": ("ppo", {"batch_steps": 160, "num_epochs": 2, "num_minibatches": 2}),
+        "single": ("dqn", {"learning_starts": 20, "batch_size": 16, "buffer_size": 1000, "target_every": 5}),
     },
     "env_kwargs": {"max_cycles": 10},
     "num_envs": 4,
@@ -20,30 +20,30 @@ SPREAD: dict[str, Any] = {
 }
 
 
-def test_each_policy_is_trained_at_its_own_batch_size_and_its_metrics_are_apart() -> None:
+def test_each_policy_has_its_own_batch_size_and_metrics() -> None:
     result = train_multi(**SPREAD, total_timesteps=640)
-    climbers, values = result.metrics["climbers"], result.metrics["values"]
-    # A round is 4 environments of 5 steps: 40 steps of the two agents, 20 of the other.
-    assert [row["time/total_timesteps"] for row in climbers] == [160, 320, 480, 640]
-    assert [row["time/total_timesteps"] for row in values][:3] == [20, 40, 60]
-    assert "train/clip_fraction" in climbers[0]
-    assert "train/q_values" in values[-1]
-    assert len(result.returns["climbers"]) == 64
-    assert abs(len(result.returns["values"]) - 32) <= 4
+    pair, single = result.metrics["pair"], result.metrics["single"]
+    # A round has 5 steps of 4 environments: 40 steps of the two agents, 20 of the other.
+    assert [row["time/total_timesteps"] for row in pair] == [160, 320, 480, 640]
+    assert [row["time/total_timesteps"] for row in single][:3] == [20, 40, 60]
+    assert "train/clip_fraction" in pair[0]
+    assert "train/q_values" in single[-1]
+    assert len(result.returns["pair"]) == 64
+    assert abs(len(result.returns["single"]) - 32) <= 4
 
 
 @pytest.mark.parametrize("engine", ["process", "ray"])
-def test_it_trains_both_on_every_engine(engine: str) -> None:
+def test_both_policies_train_on_every_engine(engine: str) -> None:
     before = {name: policy.sha256() for name, policy in MultiTraining(**SPREAD).policies.items()}
     result = train_multi(**SPREAD, num_shards=2, total_timesteps=960, engine=engine, num_workers=2)
-    assert [row["time/total_timesteps"] for row in result.metrics["climbers"]] == [160, 320, 480, 640, 800, 960]
-    assert 24 - 12 <= len(result.metrics["values"]) <= 24  # it may be behind by as many rounds as the split holds
+    assert [row["time/total_timesteps"] for row in result.metrics["pair"]] == [160, 320, 480, 640, 800, 960]
+    assert 24 - 12 <= len(result.metrics["single"]) <= 24  # it may lag by as many rounds as the split buffers
     assert all(policy.sha256() != before[name] for name, policy in result.policies.items())
 
 
 def test_the_first_batch_is_the_same_on_another_engine() -> None:
     rows = [
-        train_multi(**SPREAD, num_shards=2, total_timesteps=160, engine=engine, num_workers=number).metrics["climbers"]
+        train_multi(**SPREAD, num_shards=2, total_timesteps=160, engine=engine, num_workers=number).metrics["pair"]
         for engine, number in (("inline", 1), ("process", 2))
     ]
     assert rows[0][0]["returns"] == rows[1][0]["returns"]
@@ -52,17 +52,17 @@ def test_the_first_batch_is_the_same_on_another_engine() -> None:
 def test_the_plan_shows_the_split_and_both_plans() -> None:
     with MultiTraining(**SPREAD).open_flow() as (flow, _):
         plan = flow.explain()
-    assert "split(climbers, values)" in plan
+    assert "split(pair, single)" in plan
     assert "for_each(AddAdvantages)" in plan
     assert "for_each(StoreToReplay)" in plan
 
 
 def test_every_policy_needs_a_trainer_for_its_actions() -> None:
-    alone = {"climbers": SPREAD["trainers"]["climbers"]}
+    alone = {"pair": SPREAD["trainers"]["pair"]}
     with pytest.raises(ConfigError, match="every policy needs one"):
         MultiTraining(**{**SPREAD, "trainers": alone})
     moving = {**SPREAD, "env_kwargs": {"max_cycles": 10, "continuous_actions": True}}
-    with pytest.raises(ConfigError, match="dqn is for discrete actions, and policy 'values'"):
+    with pytest.raises(ConfigError, match="dqn is for discrete actions, and policy 'single'"):
         MultiTraining(**moving)
     with pytest.raises(ConfigError, match="never end"):
         train_multi(**SPREAD)

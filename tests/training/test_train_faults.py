@@ -1,4 +1,4 @@
-"""Training goes on when workers are killed, hang or run out of memory, and when environments raise, in every way."""
+"""Training continues when workers are killed, hang or run out of memory, and when environments raise."""
 
 import ctypes
 import dataclasses
@@ -30,20 +30,20 @@ SMALL: dict[str, Any] = {
     "num_envs": 4, "num_shards": 2, "fragment_steps": 4, "hidden": (8,), "iterations": 6, "num_workers": 2,
     "engine": "process",
 }  # fmt: skip
-AN_ITERATION = 16  # steps
-HOURS = 10_000
+STEPS_PER_ITERATION = 16
+HOURS = 10_000  # seconds
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-class Unspeakable(Exception):
-    """Says nothing about itself, and cannot travel."""
+class Unpicklable(Exception):
+    """An error that has no text and cannot be pickled."""
 
-    def __init__(self, one: int, other: int) -> None:
-        super().__init__(one)
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(first)
 
     def __str__(self) -> str:
         raise RuntimeError("no text")
@@ -51,111 +51,111 @@ class Unspeakable(Exception):
     __repr__ = __str__
 
 
-def killed() -> None:
+def kill_process() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def hangs() -> None:
+def hang() -> None:
     time.sleep(HOURS)
 
 
-def holds_the_interpreter() -> None:
+def hang_with_interpreter_lock() -> None:
     ctypes.PyDLL(None).sleep(HOURS)
 
 
-def runs_out_of_memory() -> None:
+def run_out_of_memory() -> None:
     limits = resource.getrlimit(resource.RLIMIT_AS)
-    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (now + (1 << 26), limits[1]))
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 26), limits[1]))
     try:
         np.ones(1 << 30)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
-def exits() -> None:
+def exit_process() -> None:
     raise SystemExit(3)
 
 
-def cannot_travel() -> None:
-    raise Unspeakable(1, 2)
+def raise_unpicklable() -> None:
+    raise Unpicklable(1, 2)
 
 
-def waits() -> None:
-    with open("gate", "rb"):  # a pipe, which somebody must open at the other end
+def wait_at_gate() -> None:
+    with open("gate", "rb"):  # a pipe: opening it blocks until the other end is opened
         pass
 
 
-class Trouble(gym.Env[Any, Any]):
-    """Something happens in one of its methods, so many times in all workers together, but never in the driver.
+class FaultyEnv(gym.Env[Any, Any]):
+    """Injects faults into one of its methods, a fixed number of times over all workers, but never in the driver.
 
     Args:
         where: `init`, `reset`, `step` or `close`.
-        what: names of the functions above, of which each has its turn.
-        times: that it happens in all; as many as there are of them, if it is not said.
+        faults: names of the functions above, used in turn.
+        times: total number of faults; the length of `faults` by default.
     """
 
     observation_space = spaces.Box(-1, 1, (2,))
     action_space = spaces.Discrete(2)
     driver = 0
 
-    def __init__(self, where: str, what: tuple[str, ...], times: int | None = None) -> None:
-        self._where, self._what, self._times = where, what, len(what) if times is None else times
-        self._at("init")
+    def __init__(self, where: str, faults: tuple[str, ...], times: int | None = None) -> None:
+        self._where, self._faults, self._times = where, faults, len(faults) if times is None else times
+        self._inject("init")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        if seed != 0:  # with which it is looked at when it is made
-            self._at("reset")
+        if seed != 0:  # the seed with which a new environment is checked
+            self._inject("reset")
         self._steps = 0
-        return self._seen(), {}
+        return self._observe(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self._steps += 1
         if self._steps == 3:
-            self._at("step")
-        return self._seen(), 1.0, self._steps == 7, False, {}
+            self._inject("step")
+        return self._observe(), 1.0, self._steps == 7, False, {}
 
     def close(self) -> None:
-        self._at("close")
+        self._inject("close")
 
-    def _seen(self) -> Any:
+    def _observe(self) -> Any:
         return self.np_random.random(2, np.float32)
 
-    def _at(self, where: str) -> None:
+    def _inject(self, where: str) -> None:
         if where != self._where or os.getpid() == int(os.environ["DRIVER"]):
             return
         for number in range(self._times):
             try:
-                os.close(os.open(f"happened-{number}", os.O_CREAT | os.O_EXCL))
+                os.close(os.open(f"fault-{number}", os.O_CREAT | os.O_EXCL))
             except FileExistsError:
                 continue
-            happens: Callable[[], None] = globals()[self._what[number % len(self._what)]]
-            happens()
+            fault: Callable[[], None] = globals()[self._faults[number % len(self._faults)]]
+            fault()
             return
 
 
 @pytest.fixture(autouse=True)
-def _the_driver_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def _driver_pid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRIVER", str(os.getpid()))
 
 
-def happened() -> int:
-    return len(list(Path().glob("happened-*")))
+def num_faults() -> int:
+    return len(list(Path().glob("fault-*")))
 
 
-def trained(algorithm: str, where: str, *what: str, times: int | None = None, **settings: Any) -> Result:
-    kwargs = {"where": where, "what": what, "times": times}
-    return train(algorithm, env=Trouble, env_kwargs=kwargs, **{**SMALL, **settings})
+def train_with_faults(algorithm: str, where: str, *faults: str, times: int | None = None, **settings: Any) -> Result:
+    kwargs = {"where": where, "faults": faults, "times": times}
+    return train(algorithm, env=FaultyEnv, env_kwargs=kwargs, **{**SMALL, **settings})
 
 
-def steps_of(result: Result) -> list[int]:
+def steps_per_iteration(result: Result) -> list[int]:
     totals = [row["time/total_timesteps"] for row in result.metrics]
     return np.diff(totals, prepend=0).tolist()
 
 
-def times_restarted(caplog: pytest.LogCaptureFixture, why: str) -> int:
-    return sum("restarted: " in line and why in line for line in caplog.text.splitlines())
+def num_restarts(caplog: pytest.LogCaptureFixture, reason: str) -> int:
+    return sum("restarted: " in line and reason in line for line in caplog.text.splitlines())
 
 
 # Workers that die.
@@ -163,122 +163,122 @@ def times_restarted(caplog: pytest.LogCaptureFixture, why: str) -> int:
 
 @pytest.mark.parametrize("algorithm", ["a2c", "ppo"])
 @pytest.mark.parametrize("where", ["reset", "step"])
-def test_a_worker_that_is_killed_in_the_middle_of_a_rollout(
+def test_a_worker_killed_during_a_rollout_is_restarted(
     algorithm: str, where: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Every iteration has its samples all the same, and the run says what happened."""
+    """Every iteration still has all its samples, and the restart is logged."""
     more = {"num_minibatches": 2} if algorithm == "ppo" else {}
-    result = trained(algorithm, where, "killed", **more)
-    assert happened() == 1
-    assert steps_of(result) == [AN_ITERATION] * 6
+    result = train_with_faults(algorithm, where, "kill_process", **more)
+    assert num_faults() == 1
+    assert steps_per_iteration(result) == [STEPS_PER_ITERATION] * 6
     assert result.summary["stopped_by"] == "iterations"
-    assert times_restarted(caplog, "SIGKILL") == 1
+    assert num_restarts(caplog, "SIGKILL") == 1
     assert "rollout/env_failures" not in result.metrics[-1]
 
 
-class Kills(Callback):
-    """Kills the first worker that lives after every iteration, so many times."""
+class KillWorkers(Callback):
+    """Kills the first living worker after every iteration, `num` times in all."""
 
     def __init__(self, num: int) -> None:
-        self.num, self.killed = num, 0
+        self.num, self.num_killed = num, 0
 
     def on_start(self, training: Any, path: Path) -> None:
         spawn = training._spawn
 
-        def spawned(engine: Any) -> Any:
+        def spawn_and_record(engine: Any) -> Any:
             self.workers = spawn(engine)
             return self.workers
 
-        training._spawn = spawned
+        training._spawn = spawn_and_record
 
     def on_iteration(self, row: dict[str, Any]) -> None:
-        for worker in self.workers if self.killed < self.num else ():
+        for worker in self.workers if self.num_killed < self.num else ():
             try:
                 os.kill(worker.call("pid").result(60), signal.SIGKILL)
-            except ActorDied:  # it has not come back yet
+            except ActorDied:  # it is not restarted yet
                 continue
-            self.killed += 1
+            self.num_killed += 1
             return
 
 
 @pytest.mark.parametrize("algorithm", ["a2c", "a3c", "impala"])
-def test_kills_all_the_time(algorithm: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing is lost or counted twice: an iteration is a round of all shards, or of an asynchronous one a fragment."""
-    kills = Kills(5)
-    result = train(algorithm, env="Pendulum-v1", callbacks=[kills], **{**SMALL, "iterations": 16})
-    assert kills.killed == 5
-    assert steps_of(result) == [AN_ITERATION if algorithm == "a2c" else AN_ITERATION // 2] * 16
-    assert times_restarted(caplog, "SIGKILL") >= 4  # the last may come too late to be noticed
+def test_repeated_kills_lose_no_samples(algorithm: str, caplog: pytest.LogCaptureFixture) -> None:
+    """An iteration is a round of all shards, or one fragment of an asynchronous algorithm."""
+    killer = KillWorkers(5)
+    result = train(algorithm, env="Pendulum-v1", callbacks=[killer], **{**SMALL, "iterations": 16})
+    assert killer.num_killed == 5
+    assert steps_per_iteration(result) == [STEPS_PER_ITERATION if algorithm == "a2c" else STEPS_PER_ITERATION // 2] * 16
+    assert num_restarts(caplog, "SIGKILL") >= 4  # the last kill may come too late to be noticed
 
 
 @pytest.mark.parametrize("name", algorithm_names())
-def test_every_algorithm_bears_kills(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """And says how often workers were restarted."""
-    found, kills = find_algorithm(name), Kills(3)
-    known = {one.name for one in dataclasses.fields(found.config)}
+def test_every_algorithm_survives_kills(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Its metrics count the restarts."""
+    algorithm, killer = find_algorithm(name), KillWorkers(3)
+    fields = {field.name for field in dataclasses.fields(algorithm.config)}
     small = {"episodes_per_iter": 4, "num_minibatches": 2, "learning_starts": 32, "batch_size": 16, **SMALL}
-    settings = {setting: value for setting, value in small.items() if setting in known} | {"iterations": 14}
-    result = train(name, env=found.config.env, callbacks=[kills], **settings)
-    assert kills.killed == 3
+    settings = {setting: value for setting, value in small.items() if setting in fields} | {"iterations": 14}
+    result = train(name, env=algorithm.config.env, callbacks=[killer], **settings)
+    assert killer.num_killed == 3
     assert result.summary["iterations"] == 14
     assert "train/loss" in result.metrics[-1]
-    assert result.metrics[-1]["rollout/worker_restarts"] == times_restarted(caplog, "SIGKILL") >= 2
+    assert result.metrics[-1]["rollout/worker_restarts"] == num_restarts(caplog, "SIGKILL") >= 2
     if name in ("a2c", "ppo", "maml"):
-        assert len(set(steps_of(result))) == 1, "every iteration has its samples"
+        assert len(set(steps_per_iteration(result))) == 1, "every iteration has its samples"
     if name == "reinforce":
         assert [len(row["returns"]) for row in result.metrics] == [4] * 14
 
 
-class DiesOnArrival:
-    """Makes an environment, but kills the worker in which it arrives, the first time."""
+class KillsWhenUnpickled:
+    """Creates an environment; the first worker that unpickles it is killed."""
 
-    __name__ = "DiesOnArrival"
+    __name__ = "KillsWhenUnpickled"
 
     def __init__(self) -> None:
-        self.made = "Pendulum-v1"
+        self.env_id = "Pendulum-v1"
 
     def __call__(self) -> gym.Env[Any, Any]:
-        return gym.make(self.made)
+        return gym.make(self.env_id)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if os.getpid() != int(os.environ["DRIVER"]):
             try:
-                os.close(os.open("happened-0", os.O_CREAT | os.O_EXCL))
+                os.close(os.open("fault-0", os.O_CREAT | os.O_EXCL))
             except FileExistsError:
                 return
-            killed()
+            kill_process()
 
 
-def test_a_worker_that_is_killed_while_it_starts(caplog: pytest.LogCaptureFixture) -> None:
-    result = train("a2c", env=DiesOnArrival(), **SMALL)
-    assert happened() == 1
-    assert steps_of(result) == [AN_ITERATION] * 6
-    assert times_restarted(caplog, "SIGKILL") == 1
+def test_a_worker_killed_while_starting_is_restarted(caplog: pytest.LogCaptureFixture) -> None:
+    result = train("a2c", env=KillsWhenUnpickled(), **SMALL)
+    assert num_faults() == 1
+    assert steps_per_iteration(result) == [STEPS_PER_ITERATION] * 6
+    assert num_restarts(caplog, "SIGKILL") == 1
 
 
-def test_workers_that_die_again_and_again_end_the_run(caplog: pytest.LogCaptureFixture) -> None:
-    """As those do that the kernel kills for want of memory: each is restarted three times, and not for ever."""
+def test_workers_that_die_repeatedly_end_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    """As workers do that the kernel kills for lack of memory: each is restarted at most three times."""
     with pytest.raises(ShardFailed, match=r"restart budget is used up.*SIGKILL") as raised:
-        trained("a2c", "step", "killed", times=1000, max_restarts=3)
-    assert 4 <= happened() <= 8
+        train_with_faults("a2c", "step", "kill_process", times=1000, max_restarts=3)
+    assert 4 <= num_faults() <= 8
     assert "rollouts-" in str(raised.value)
-    assert 3 <= times_restarted(caplog, "SIGKILL") <= 7
+    assert 3 <= num_restarts(caplog, "SIGKILL") <= 7
 
 
 # Workers that hang.
 
 
-@pytest.mark.parametrize("how", ["hangs", "holds_the_interpreter"])
-def test_a_worker_that_hangs_is_killed_at_its_deadline(how: str, caplog: pytest.LogCaptureFixture) -> None:
-    result = trained("a2c", "step", how, item_deadline=6.0)
-    assert happened() == 1
-    assert steps_of(result) == [AN_ITERATION] * 6
-    assert times_restarted(caplog, "ran for more than 6 s") == 1
+@pytest.mark.parametrize("fault", ["hang", "hang_with_interpreter_lock"])
+def test_a_worker_that_hangs_is_killed_at_its_deadline(fault: str, caplog: pytest.LogCaptureFixture) -> None:
+    result = train_with_faults("a2c", "step", fault, item_deadline=6.0)
+    assert num_faults() == 1
+    assert steps_per_iteration(result) == [STEPS_PER_ITERATION] * 6
+    assert num_restarts(caplog, "ran for more than 6 s") == 1
 
 
-class Opens(Callback):
-    """Lets go the environment that waits, after so many iterations."""
+class OpenGate(Callback):
+    """Releases the waiting environment after this many iterations."""
 
     def __init__(self, after: int) -> None:
         self.after = after
@@ -290,60 +290,59 @@ class Opens(Callback):
 
 
 @pytest.mark.parametrize("algorithm", ["a3c", "impala"])
-def test_a_slow_worker_holds_up_nobody(algorithm: str, caplog: pytest.LogCaptureFixture) -> None:
-    """One waits until the other has brought eight fragments; then it goes on too."""
+def test_a_slow_worker_does_not_delay_the_others(algorithm: str, caplog: pytest.LogCaptureFixture) -> None:
+    """One worker waits until the other has collected eight fragments; then it continues."""
     os.mkfifo("gate")
-    kwargs = {"where": "step", "what": ("waits",)}
+    kwargs = {"where": "step", "faults": ("wait_at_gate",)}
     settings = {**SMALL, "iterations": 12, "item_deadline": 120.0}
-    result = train(algorithm, env=Trouble, env_kwargs=kwargs, callbacks=[Opens(8)], **settings)
-    assert happened() == 1
-    assert steps_of(result) == [AN_ITERATION // 2] * 12
-    assert times_restarted(caplog, "") == 0
+    result = train(algorithm, env=FaultyEnv, env_kwargs=kwargs, callbacks=[OpenGate(8)], **settings)
+    assert num_faults() == 1
+    assert steps_per_iteration(result) == [STEPS_PER_ITERATION // 2] * 12
+    assert num_restarts(caplog, "") == 0
 
 
 # Environments that raise.
 
 
 @pytest.mark.parametrize("where", ["init", "reset", "step", "close"])
-def test_whatever_an_environment_raises_is_borne(where: str, caplog: pytest.LogCaptureFixture) -> None:
-    """And told by the worker: type, place, and the traceback from there."""
-    kinds = ("exits", "cannot_travel", "runs_out_of_memory") if where != "close" else ("exits", "cannot_travel")
+def test_anything_an_environment_raises_is_tolerated(where: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The worker logs the type, the place and the traceback."""
+    faults = ["exit_process", "raise_unpicklable"] + (["run_out_of_memory"] if where != "close" else [])
     with caplog.at_level(logging.WARNING):
-        result = trained("a2c", where, *kinds)
-    if where == "close":  # as nothing else goes wrong, there is only the end
+        result = train_with_faults("a2c", where, *faults)
+    if where == "close":  # environments are closed only at the end
         assert result.summary["stopped_by"] == "iterations"
         return
-    assert happened() == 3
+    assert num_faults() == 3
     assert result.metrics[-1]["rollout/env_failures"] == 3
-    counted = result.summary["timesteps"]
-    assert counted == 6 * AN_ITERATION - (3 if where == "step" else 0)
+    assert result.summary["timesteps"] == 6 * STEPS_PER_ITERATION - (3 if where == "step" else 0)
     verb = {"init": "making"}.get(where, where)
-    for name in ("SystemExit: 3", "Unspeakable: (no message: RuntimeError)", "MemoryError"):
+    for name in ("SystemExit: 3", "Unpicklable: (no message: RuntimeError)", "MemoryError"):
         assert f"{verb} of the environment raised {name}" in caplog.text.replace("_ArrayMemoryError", "MemoryError")
     assert "in worker rollouts-" in caplog.text
-    assert "in cannot_travel" in caplog.text
-    assert times_restarted(caplog, "") == 0
+    assert "in raise_unpicklable" in caplog.text
+    assert num_restarts(caplog, "") == 0
 
 
 def test_an_environment_that_always_fails_ends_the_run() -> None:
     with pytest.raises(OperatorError) as raised:
-        trained("a2c", "step", "cannot_travel", times=1000, max_env_failures=2)
+        train_with_faults("a2c", "step", "raise_unpicklable", times=1000, max_env_failures=2)
     text = str(raised.value)
-    assert "step of the environment raised Unspeakable: (no message: RuntimeError)" in text
+    assert "step of the environment raised Unpicklable: (no message: RuntimeError)" in text
     assert "failure 3 in a row with no episode ended in between (max_env_failures is 2)" in text
-    assert "in cannot_travel" in text
+    assert "in raise_unpicklable" in text
 
 
 @pytest.mark.parametrize("algorithm", ["reinforce", "maml"])
-def test_whole_episodes_stay_as_many(algorithm: str) -> None:
+def test_failures_do_not_change_the_number_of_episodes(algorithm: str) -> None:
     if algorithm == "maml":
         settings: dict[str, Any] = {"env": FailingPoint, "num_shards": 2, "num_envs": 4, "iterations": 2}
         result = train("maml", engine="inline", hidden=(8,), **settings)
-        assert len(result.returns) == 8  # of those after adapting
+        assert len(result.returns) == 8  # those after adaptation
     else:
         settings = {"iterations": 3, "episodes_per_iter": 8, "num_envs": 4, "num_shards": 2}
-        kwargs = {"where": "step", "what": ("exits",), "times": 5}
-        result = train("reinforce", env=Trouble, env_kwargs=kwargs, num_workers=2, engine="process", **settings)
+        kwargs = {"where": "step", "faults": ("exit_process",), "times": 5}
+        result = train("reinforce", env=FaultyEnv, env_kwargs=kwargs, num_workers=2, engine="process", **settings)
         assert result.summary["episodes"] == 24
         assert result.summary["timesteps"] == 24 * 7
         assert result.metrics[-1]["rollout/env_failures"] == 5
@@ -352,14 +351,14 @@ def test_whole_episodes_stay_as_many(algorithm: str) -> None:
 class FailingPoint(gym.Wrapper[Any, Any, Any, Any]):
     """Fails in every seventh episode of all environments."""
 
-    num_begun = 0
+    num_episodes = 0
 
     def __init__(self) -> None:
         super().__init__(gym.make("PointGoals-v0", max_episode_steps=5))
 
     def reset(self, **settings: Any) -> Any:
-        FailingPoint.num_begun += 1
-        self.fails = FailingPoint.num_begun % 7 == 0
+        FailingPoint.num_episodes += 1
+        self.fails = FailingPoint.num_episodes % 7 == 0
         return super().reset(**settings)
 
     def step(self, action: Any) -> Any:
@@ -368,38 +367,38 @@ class FailingPoint(gym.Wrapper[Any, Any, Any, Any]):
         return super().step(action)
 
 
-# What no policy can use never gets any further.
+# Invalid observations and rewards are not used for training.
 
 
-class Poison(gym.Env[Any, Any]):
-    """Gives NaN in one way or another in every episode after the first ones."""
+class InvalidEnv(gym.Env[Any, Any]):
+    """Returns an invalid observation or reward in every episode after the first 30."""
 
     observation_space = spaces.Box(-1, 1, (2,))
     action_space = spaces.Discrete(2)
-    num_begun = 0
+    num_episodes = 0
     every = 1
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        Poison.num_begun += 1
+        InvalidEnv.num_episodes += 1
         self._steps = 0
         return self.np_random.random(2, np.float32), {}
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         self._steps += 1
-        seen: Any = self.np_random.random(2, np.float32)
+        obs: Any = self.np_random.random(2, np.float32)
         reward: Any = 1.0
-        if Poison.num_begun > 30 and Poison.num_begun % self.every == 0 and self._steps == 3:
-            seen = {"nan": seen * np.nan, "shape": seen[:1], "type": {"x": 1}}.get(self._what, seen)
-            reward = {"reward": np.nan, "text": "much"}.get(self._what, reward)
-        return seen, reward, self._steps == 5, False, {}
+        if InvalidEnv.num_episodes > 30 and InvalidEnv.num_episodes % self.every == 0 and self._steps == 3:
+            obs = {"nan": obs * np.nan, "shape": obs[:1], "type": {"x": 1}}.get(self._kind, obs)
+            reward = {"reward": np.nan, "text": "much"}.get(self._kind, reward)
+        return obs, reward, self._steps == 5, False, {}
 
 
-class Keeps(Callback):
-    """Keeps the state of the learner as it is after every iteration."""
+class KeepLearnerState(Callback):
+    """Keeps the state of the learner after every iteration."""
 
     def on_start(self, training: Training, path: Path) -> None:
         self.training = training
@@ -408,38 +407,38 @@ class Keeps(Callback):
         self.state = self.training.learner.state()
 
 
-POISONS = ["nan", "shape", "type", "reward", "text"]
+INVALID_KINDS = ["nan", "shape", "type", "reward", "text"]
 
 
-@pytest.mark.parametrize("what", POISONS)
-def test_what_cannot_be_used_changes_nothing(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights, normalisers and the optimiser are bit by bit what they were before it came."""
-    monkeypatch.setattr(Poison, "num_begun", 0)
-    keeps = Keeps()
+@pytest.mark.parametrize("kind", INVALID_KINDS)
+def test_invalid_values_do_not_change_the_learner(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights, normalisers and the optimiser state stay bit-identical."""
+    monkeypatch.setattr(InvalidEnv, "num_episodes", 0)
+    callback = KeepLearnerState()
     settings = {"normalise_obs": True, "scale_rewards": True, "num_minibatches": 2, "max_env_failures": 3}
     with pytest.raises(OperatorError, match="failure 4 in a row"):
         train(
-            "ppo", env=Poison, env_kwargs={"what": what}, callbacks=[keeps],
+            "ppo", env=InvalidEnv, env_kwargs={"kind": kind}, callbacks=[callback],
             **{**SMALL, **settings, "engine": "inline", "num_workers": 1, "iterations": 100},
         )  # fmt: skip
-    np.testing.assert_equal(keeps.training.learner.state(), keeps.state)
-    assert keeps.training.report.iterations > 1
+    np.testing.assert_equal(callback.training.learner.state(), callback.state)
+    assert callback.training.report.iterations > 1
 
 
-@pytest.mark.parametrize("what", POISONS)
-def test_what_cannot_be_used_is_not_stored(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Poison, "num_begun", 0)
-    monkeypatch.setattr(Poison, "every", 5)
+@pytest.mark.parametrize("kind", INVALID_KINDS)
+def test_invalid_values_are_not_stored_in_replay(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(InvalidEnv, "num_episodes", 0)
+    monkeypatch.setattr(InvalidEnv, "every", 5)
     stored = []
 
     def insert(shard: ReplayShard, batch: Any) -> Any:
         stored.append(batch)
-        return before(shard, batch)
+        return original(shard, batch)
 
-    before = ReplayShard.insert
+    original = ReplayShard.insert
     monkeypatch.setattr(ReplayShard, "insert", insert)
     settings = {"engine": "inline", "num_workers": 1, "iterations": 60, "learning_starts": 16, "buffer_size": 500}
-    result = train("dqn", env=Poison, env_kwargs={"what": what}, **{**SMALL, **settings})
+    result = train("dqn", env=InvalidEnv, env_kwargs={"kind": kind}, **{**SMALL, **settings})
     assert result.metrics[-1]["rollout/env_failures"] > 3
     for batch in stored:
         for name in ("obs", "next_obs", "reward", "discount"):
@@ -447,24 +446,24 @@ def test_what_cannot_be_used_is_not_stored(what: str, monkeypatch: pytest.Monkey
     assert all(np.isfinite(array).all() for array in result.policy.weights().values())
 
 
-# All of it by chance.
+# Random crashes.
 
-STEPS_UNDISTURBED = 86_016
-"""That PPO takes with this seed to a mean return of 475, in the same environment without crashes."""
+STEPS_WITHOUT_CRASHES = 86_016
+"""Environment steps that PPO takes with this seed to a mean return of 475, in the environment without crashes."""
 
 
-def test_it_learns_in_environments_that_crash_now_and_then() -> None:
+def test_ppo_learns_in_environments_that_crash_at_random() -> None:
     preset = find_algorithm("ppo").presets["CartPole-v1"]
     result = train("ppo", env=flaky_cartpole, engine="inline", seed=1, stop_return=475.0, **preset)
     assert result.summary["stopped_by"] == "stop_return"
-    assert result.summary["timesteps"] <= 1.3 * STEPS_UNDISTURBED
+    assert result.summary["timesteps"] <= 1.3 * STEPS_WITHOUT_CRASHES
     assert result.metrics[-1]["rollout/env_failures"] > 3
 
 
-def test_a_worker_that_hangs_while_it_is_asked_for_its_state() -> None:
-    """It is killed at the deadline, as one that hangs while it plays. There is no checkpoint then; training goes on."""
+def test_a_worker_that_hangs_while_saving_is_killed_at_its_deadline() -> None:
+    """There is no checkpoint of that iteration, and training continues."""
 
-    class Hangs(Training):
+    class StopsWorkerBeforeSave(Training):
         def _spawn(self, engine: Any) -> Any:
             self.workers = super()._spawn(engine)
             return self.workers
@@ -474,16 +473,25 @@ def test_a_worker_that_hangs_while_it_is_asked_for_its_state() -> None:
                 os.kill(self.workers[0].call("pid").result(), signal.SIGSTOP)
             super()._save(run)
 
-    found = find_algorithm("a2c")
-    some = {"env": "cartpole", "engine": "process", "num_workers": 1, "num_envs": 4, "num_shards": 1, "run_dir": "run"}
-    training = Hangs(found, found.settings(iterations=4, save_every=1, item_deadline=2.0, **some))
+    algorithm = find_algorithm("a2c")
+    settings = {
+        "env": "cartpole",
+        "engine": "process",
+        "num_workers": 1,
+        "num_envs": 4,
+        "num_shards": 1,
+        "run_dir": "run",
+    }
+    cfg = algorithm.settings(iterations=4, save_every=1, item_deadline=2.0, **settings)
+    training = StopsWorkerBeforeSave(algorithm, cfg)
     assert training.run().summary["iterations"] == 4
-    assert [one.about["iterations"] for one in Checkpoints("run/checkpoints").all()] == [1, 3, 4]
+    checkpoints = Checkpoints("run/checkpoints").all()
+    assert [checkpoint.about["iterations"] for checkpoint in checkpoints] == [1, 3, 4]
     assert training.result.metrics[-1]["rollout/worker_restarts"] == 1
 
 
-class Slow(CartPoleEnv):
-    """Takes a while over every step, and never ends."""
+class SlowEndless(CartPoleEnv):
+    """Has slow steps and never ends an episode."""
 
     def step(self, action: Any) -> Any:
         time.sleep(0.01)
@@ -491,9 +499,9 @@ class Slow(CartPoleEnv):
         return super().step(action)
 
 
-def test_bringing_an_environment_back_may_take_longer_than_an_item() -> None:
+def test_restoring_an_environment_may_take_longer_than_the_item_deadline() -> None:
     settings = {"engine": "process", "num_workers": 1, "item_deadline": 2.0, "max_restarts": 1}
-    train("a2c", env=Slow, num_envs=1, num_shards=1, fragment_steps=10, iterations=40, run_dir="run", **settings)
-    result = resume("run", env=Slow, iterations=42)
+    train("a2c", env=SlowEndless, num_envs=1, num_shards=1, fragment_steps=10, iterations=40, run_dir="run", **settings)
+    result = resume("run", env=SlowEndless, iterations=42)
     assert result.summary["iterations"] == 42
     assert "rollout/worker_restarts" not in result.metrics[-1]

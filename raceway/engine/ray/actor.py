@@ -1,4 +1,4 @@
-"""The driver's view of a Ray actor: how one is started, and why one died."""
+"""Ray actors as the driver sees them: starting them, killing them, and why they died."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class ActorStarter:
 
 
 def kill_process(pid: int, node: str, own_node: str) -> None:
-    """Kill the process of an actor that Ray was told to end, on whichever node it runs."""
+    """Kill the process of an actor on any node, after Ray was asked to end it."""
 
     def kill() -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -106,7 +106,7 @@ def kill_process(pid: int, node: str, own_node: str) -> None:
 
 
 def is_death(error: BaseException) -> bool:
-    """Return whether an exception of Ray's means that the actor died, and not only that one call failed."""
+    """Return whether Ray's exception means that the actor died, and not only that a call failed."""
     errors = ray.exceptions
     return isinstance(
         error, (errors.RayActorError, errors.NodeDiedError, errors.LocalRayletDiedError, errors.OutOfMemoryError)

@@ -1,7 +1,7 @@
 """Who delivers a result: either the thread that waits asks Ray for it, or Ray notifies the engine.
 
 To be notified of every result costs a fifth of a small call. So a thread that waits for nothing but calls asks Ray for
-them itself, and Ray is told to notify only of calls that no thread has come to wait for within a few milliseconds.
+them itself, and Ray is asked to notify only of calls that no thread has come to wait for within a few milliseconds.
 
 Ray notifies on its own threads. These only put the result into an inbox, which is emptied in the reactor's loop: a
 thread of Ray's that waited for the engine's lock, held by a thread that waits for Ray, would never wake.
@@ -74,7 +74,7 @@ class Completions:
     def ask(self, futures: Sequence[Future[Any]], count: int, seconds: float) -> bool:
         """Wait in Ray for `count` of the calls and deliver what is ready.
 
-        Return False, without waiting, if there is a future among them that is no call of Ray's.
+        Return False, without waiting, if one of the futures is not a call that Ray runs.
         """
         results: dict[Any, Any] = {}
         tasks = self._tasks

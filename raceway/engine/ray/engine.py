@@ -60,7 +60,7 @@ class RayEngine(EngineCore):
         self._keys = itertools.count(1)
         self.living: dict[int, RayActor] = {}
         """The actors that have a process, by key."""
-        self._ending: set[int] = set()  # keys of actors that Ray was told to end and that may still run
+        self._ending: set[int] = set()  # keys of actors that Ray was asked to end and that may still run
 
     # Waiting.
 

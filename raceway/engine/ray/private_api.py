@@ -45,7 +45,7 @@ def print_on_stderr() -> bool:
 
 
 def start_ray(options: Mapping[str, Any], directory: str | None) -> bool:
-    """Call `ray.init`, with its files in a directory if one is given; return whether the directory is used."""
+    """Call `ray.init`, with its files in `directory` unless it is None; return whether the directory is used."""
     if directory is not None:
         try:
             ray.init(**options, _temp_dir=directory)
