@@ -160,7 +160,7 @@ def test_a_failing_environment_is_named(capsys: pytest.CaptureFixture[str]) -> N
     arguments = ["--env", "tests.odd_envs:Odd-v0", "--env-kwargs", "how=nan", "--local", *SMALL]
     assert main(["train", "reinforce", *arguments]) == 1
     error = capsys.readouterr().err
-    assert error.startswith("error: step of the environment gave an observation of [nan, nan]\n  in worker rollouts-0")
+    assert error.startswith("error: environment step returned an observation of [nan, nan]\n  in worker rollouts-0")
     assert "Traceback" not in error
 
 

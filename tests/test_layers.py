@@ -9,7 +9,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "raceway"
 
 LAYERS = [
-    {"errors", "formatting"},
+    {"deprecations", "errors", "formatting"},
     {"checks", "cleanup", "schema"},
     {"injection"},
     {"state"},

@@ -3,6 +3,7 @@
 import importlib.metadata
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ FLOW_NAMES = [
     "union",
     "union_async",
 ]
-RUNNER_NAMES = ["Future", "ObjectRef", "Runner", "Service", "get_object", "patch_object", "update_object"]
+RUNNER_NAMES = ["ObjectRef", "Runner", "Service", "ServiceFuture", "get_object", "patch_object", "update_object"]
 ENGINE_VERBS = [
     "block",
     "call",
@@ -67,6 +68,14 @@ ENGINE_VERBS = [
 
 # Heavy packages that `import raceway` must not import.
 HEAVY_PACKAGES = {"torch", "ray", "torchrl", "tensordict"}
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new"), [(raceway.runner, "Future", "ServiceFuture"), (raceway.flow, "given", "injected")]
+)
+def test_renamed_public_names_still_work_and_warn(module: Any, old: str, new: str) -> None:
+    with pytest.warns(DeprecationWarning, match=rf"{old} is now .*{new}.*0\.4"):
+        assert getattr(module, old) is getattr(module, new)
 
 
 def test_public_names() -> None:

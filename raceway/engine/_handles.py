@@ -140,7 +140,7 @@ class DriverHandles(HandleTable):
             counts[worker] = counts.get(worker, 0) + 1
 
     def count_released(self, worker: object, id: int, arrivals: int) -> None:
-        """Handle a worker's report that it has dropped its last copy after so many arrivals."""
+        """Handle a worker's report that it has dropped its last copy, and how many copies had arrived."""
         counts = self._num_sent.get(id)
         if counts and worker in counts:  # else the worker was declared dead in the meantime
             counts[worker] -= arrivals

@@ -144,7 +144,7 @@ class SteppedSlots:
         try:
             self.envs[slot] = self._make()
         except (Exception, SystemExit) as error:
-            raise environment_error(slot, "making", error) from error
+            raise environment_error(slot, "construction", error) from error
         self._bare[slot] = strip_wrappers(self.envs[slot])[0]
 
     def close(self) -> None:
@@ -210,7 +210,7 @@ def environment_error(slot: int, verb: str, error: BaseException) -> Environment
         text = str(error)
     except Exception as failure:
         text = f"(no message: {type(failure).__name__})"
-    return EnvironmentFailed(f"{verb} of the environment raised {type(error).__name__}: {text}", slot)
+    return EnvironmentFailed(f"environment {verb} raised {type(error).__name__}: {text}", slot)
 
 
 def action_converter(space: spaces.Space) -> Callable[[Array], Any]:

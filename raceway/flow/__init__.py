@@ -4,6 +4,11 @@ for stats in create(actors, "sample").for_each(gradients).gather_async().for_eac
     print(stats)
 """
 
+from __future__ import annotations
+
+from typing import Any
+
+from raceway.deprecations import warn_renamed
 from raceway.flow._graph import Envelope, Shard, Source, StreamEnd
 from raceway.flow._guests import Failures
 from raceway.flow._iter import Iter, union, union_async
@@ -17,3 +22,10 @@ __all__ = [
     "Counters", "Envelope", "Event", "Failures", "Iter", "ParIter", "RateLimit", "Run", "Shard", "Source", "StreamEnd",
     "create", "injected", "send_msg", "union", "union_async",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name == "given":
+        warn_renamed("raceway.flow.given", "raceway.flow.injected", "0.4")
+        return injected
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Rollouts: collecting steps of environments with a policy, recovery from failures, evaluation and videos."""
+"""Rollouts: collecting environment steps with a policy, recovery from failures, evaluation and videos."""
 
 from raceway.rollouts.collector import Collector
 from raceway.rollouts.fragments import EvaluatedFragment, RunningReturns, evaluate_fragment, flatten_steps

@@ -118,7 +118,7 @@ def _make_slots(env: EnvSettings, num: int, seed: int) -> Slots:
     except RacewayError:
         raise
     except (Exception, SystemExit) as error:
-        failure = environment_error(UNKNOWN_SLOT, "making", error)
+        failure = environment_error(UNKNOWN_SLOT, "construction", error)
         raise EnvironmentFailed(failure.problem, UNKNOWN_SLOT, f"evaluation, one of {num} environments") from error
 
 
@@ -239,7 +239,7 @@ class Evaluator:
                 if not np.isfinite(part[slot]).all():
                     kind = "a reward" if part is self.reward else "an observation"
                     value = np.ravel(part[slot])[:8].tolist()
-                    raise EnvironmentFailed(f"{verb} of the environment gave {kind} of {value}", slot)
+                    raise EnvironmentFailed(f"environment {verb} returned {kind} of {value}", slot)
         if self._steps[slots].max() >= _MAX_EPISODE_STEPS:
             slot = max(slots, key=lambda slot: self._steps[slot])
             problem = f"the episode does not end: it has {_MAX_EPISODE_STEPS:,} steps. Give a time limit, such as "

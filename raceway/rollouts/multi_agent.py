@@ -188,7 +188,7 @@ class MultiCollector:
                 raise EnvironmentFailed(f"a step gave {agent} a reward of {value}", slot, f"shard {self.shard}")
 
     def _failure(self, verb: str, slot: int, error: Exception) -> EnvironmentFailed:
-        problem = f"{verb} of the environment raised {type(error).__name__}: {error}"
+        problem = f"environment {verb} raised {type(error).__name__}: {error}"
         return EnvironmentFailed(problem, slot, f"shard {self.shard}, episode {self.episode[slot]}")
 
     def close(self) -> None:

@@ -149,7 +149,7 @@ class Recovery:
             except ConfigError:
                 raise
             except (Exception, SystemExit) as error:
-                failure = environment_error(UNKNOWN_SLOT, "making", error)
+                failure = environment_error(UNKNOWN_SLOT, "construction", error)
                 failure.__cause__ = error
                 self.record_failure(failure, locate(UNKNOWN_SLOT)[0])
         if self.prepare is not None:

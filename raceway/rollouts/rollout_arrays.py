@@ -123,7 +123,7 @@ class RolloutArrays:
         valid = self.valid[:num_rows]
         problems: list[tuple[int, int, str, Array]] = []
         for row, slot, value in _first_non_finite(self.reward[:num_rows], valid):
-            problems.append((row, slot, "step of the environment gave a reward", value))
+            problems.append((row, slot, "environment step returned a reward", value))
         observed = np.zeros((num_rows + 1, self.num_slots), bool)  # before or after a valid step, or by an active slot
         observed[:-1] = valid
         observed[1:] |= valid
@@ -135,14 +135,14 @@ class RolloutArrays:
                 row, slot, bool(valid[row, slot] if row < num_rows else active[slot] and resets)
             )
             verb = "reset" if is_first else "step"
-            problem = f"{verb} of the environment gave an observation"
+            problem = f"environment {verb} returned an observation"
             problems.append((row if is_first else row - 1, slot, problem, value))
         if final:
             values.clear()
             tree_map(lambda rows: values.extend(_first_non_finite(rows[None])), final_obs)
             for _, index, value in values:
                 slot, row = final[index][:2]
-                problems.append((row - 1, slot, "step of the environment gave an observation", value))
+                problems.append((row - 1, slot, "environment step returned an observation", value))
         if not problems:
             return None
         row, slot, problem, value = min(problems, key=lambda entry: entry[0])

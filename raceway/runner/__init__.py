@@ -10,13 +10,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from raceway.runner._future import ServiceFuture as Future
+from raceway.deprecations import warn_renamed
+from raceway.runner._future import ServiceFuture
 from raceway.runner._objects import Deserializer, ObjectRef
 from raceway.runner._registry import find_object_owner
 from raceway.runner._runner import Runner, Service
 from raceway.runner._worker import WorkerBackend
 
-__all__ = ["Future", "ObjectRef", "Runner", "Service", "get_object", "patch_object", "update_object"]
+__all__ = ["ObjectRef", "Runner", "Service", "ServiceFuture", "get_object", "patch_object", "update_object"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Future":
+        warn_renamed("raceway.runner.Future", "raceway.runner.ServiceFuture", "0.4")
+        return ServiceFuture
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def get_object(ref: ObjectRef, deserializer: Deserializer | None = None) -> Any:

@@ -40,12 +40,12 @@ def failure(call: Any, *args: Any) -> EnvironmentFailed:
 
 
 PROBLEMS = {
-    "raises": "step of the environment raised RuntimeError: the simulator broke down",
-    "shape": "step of the environment raised ValueError: an observation of shape (2,), where its space says (3,)",
-    "type of reward": "step of the environment raised TypeError: reward is {'points': 3}, of type dict",
-    "nan": "step of the environment gave an observation of [nan, nan, nan]",
-    "infinite": "step of the environment gave an observation of [1.0, inf, ",
-    "nan reward": "step of the environment gave a reward of [nan]",
+    "raises": "environment step raised RuntimeError: the simulator broke down",
+    "shape": "environment step raised ValueError: an observation of shape (2,), where its space says (3,)",
+    "type of reward": "environment step raised TypeError: reward is {'points': 3}, of type dict",
+    "nan": "environment step returned an observation of [nan, nan, nan]",
+    "infinite": "environment step returned an observation of [1.0, inf, ",
+    "nan reward": "environment step returned a reward of [nan]",
 }
 
 
@@ -104,7 +104,7 @@ def test_location_of_exceptions_in_fragments(what: str, num: int) -> None:
 def test_a_reset_with_a_non_finite_observation(kind: str, episode: int, fragments: bool) -> None:
     collector, _ = faulty(kind, "nan", episode, -1)
     error = failure(*((collector.fragment, 15) if fragments else (collector.episodes, [1, 4, 2])))
-    assert error.problem == "reset of the environment gave an observation of [nan, nan, nan]"
+    assert error.problem == "environment reset returned an observation of [nan, nan, nan]"
     assert (error.place, error.slot) == (place(0), 1)
 
 
@@ -123,7 +123,7 @@ def test_a_reset_that_raises(what: str, episode: int, fragments: bool) -> None:
 def test_the_slot_is_unknown_if_a_vector_raises(kind: str, episode: int, step: int, verb: str) -> None:
     collector, _ = faulty(kind, "raises", episode, step)
     error = failure(collector.episodes, [1, 4, 2])
-    assert error.problem == f"{verb} of the environment raised RuntimeError: the simulator broke down"
+    assert error.problem == f"environment {verb} raised RuntimeError: the simulator broke down"
     assert error.place == "worker rollout-2, shard 7, one of 3 environments"
     assert isinstance(error.__cause__, EnvironmentFailed)
     assert isinstance(error.__cause__.__cause__, RuntimeError)
@@ -193,4 +193,4 @@ def test_a_reward_of_none_raises() -> None:
     envs = [Silent(0, [3])]
     policy = make_policy(envs[0].observation_space, envs[0].action_space, hidden=(4,), seed=0)
     error = failure(Collector(slots_of("stepped", envs), policy, seed=0, shard=0).episodes, [1])
-    assert error.problem == "step of the environment raised TypeError: reward is None, of type NoneType"
+    assert error.problem == "environment step raised TypeError: reward is None, of type NoneType"

@@ -244,8 +244,8 @@ def test_actions_are_clipped_if_requested() -> None:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("nan", r"step of the environment gave an observation of \[nan, nan\](?s:.)*step 2 of its episode"),
-        ("reward", r"step of the environment gave a reward of \[nan\]"),
+        ("nan", r"environment step returned an observation of \[nan, nan\](?s:.)*step 2 of its episode"),
+        ("reward", r"environment step returned a reward of \[nan\]"),
         ("raise", "the simulator broke down"),
         ("reset", "the simulator did not start"),
     ],

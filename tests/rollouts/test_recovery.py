@@ -505,8 +505,8 @@ def test_every_kind_of_error_is_logged(where: str, what: str, caplog: pytest.Log
         batch = collector_of([env, spare], num=1).fragment(3)
     assert len(batch["episode_lost"]) == 1
     name = type(ERRORS[what]).__name__
-    assert f"{where} of the environment raised {name}: " in caplog.text
-    assert f"close of the environment raised {name}: " in caplog.text
+    assert f"environment {where} raised {name}: " in caplog.text
+    assert f"environment close raised {name}: " in caplog.text
     assert "in worker rollouts-1, shard 5, environment 0 of 1, step 0 of its episode" in caplog.text
     assert "failure 1 in a row" in caplog.text
     assert "Traceback (most recent call last)" in caplog.text
@@ -576,7 +576,7 @@ def test_creating_environments_is_retried(max_failures: int) -> None:
     if max_failures == 3:
         assert len(worker.sample(shard=Shard(0, 1), number=0)["episode_lost"]) == 3
         return
-    with pytest.raises(EnvironmentFailed, match=r"making of the environment raised OSError: no display\n  in worker w"):
+    with pytest.raises(EnvironmentFailed, match=r"environment construction raised OSError: no display\n  in worker w"):
         worker.sample(shard=Shard(0, 1), number=0)
 
 

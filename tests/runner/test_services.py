@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from raceway.runner import Future, ObjectRef, Runner
+from raceway.runner import ObjectRef, Runner, ServiceFuture
 from tests.conftest import GENEROUS
 from tests.runner import services
 from tests.runner.conftest import REMOTE, engines
@@ -18,7 +18,7 @@ from tests.runner.services import Counter, Multiplier, add
 
 def test_service_of_a_function(rr: Runner) -> None:
     service = rr.service(add)
-    assert isinstance(service(1, 3), Future)
+    assert isinstance(service(1, 3), ServiceFuture)
     assert rr.get([service(n, b=n) for n in range(5)]) == [0, 2, 4, 6, 8]
     assert service(1).get(GENEROUS) == 2
 

@@ -302,7 +302,7 @@ def test_an_environment_that_fails_in_an_evaluation_does_not_end_the_run(caplog:
 
     def fail_once(*args: Any, **settings: Any) -> Any:
         if next(failures):
-            raise EnvironmentFailed("step of the environment raised RuntimeError: no", 0, "here")
+            raise EnvironmentFailed("environment step raised RuntimeError: no", 0, "here")
         return evaluate(*args, **settings)
 
     with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.WARNING):

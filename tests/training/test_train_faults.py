@@ -316,9 +316,9 @@ def test_anything_an_environment_raises_is_tolerated(where: str, caplog: pytest.
     assert num_faults() == 3
     assert result.metrics[-1]["rollout/env_failures"] == 3
     assert result.summary["timesteps"] == 6 * STEPS_PER_ITERATION - (3 if where == "step" else 0)
-    verb = {"init": "making"}.get(where, where)
+    verb = {"init": "construction"}.get(where, where)
     for name in ("SystemExit: 3", "Unpicklable: (no message: RuntimeError)", "MemoryError"):
-        assert f"{verb} of the environment raised {name}" in caplog.text.replace("_ArrayMemoryError", "MemoryError")
+        assert f"environment {verb} raised {name}" in caplog.text.replace("_ArrayMemoryError", "MemoryError")
     assert "in worker rollouts-" in caplog.text
     assert "in raise_unpicklable" in caplog.text
     assert num_restarts(caplog, "") == 0
@@ -328,7 +328,7 @@ def test_an_environment_that_always_fails_ends_the_run() -> None:
     with pytest.raises(OperatorError) as raised:
         train_with_faults("a2c", "step", "raise_unpicklable", times=1000, max_env_failures=2)
     text = str(raised.value)
-    assert "step of the environment raised Unpicklable: (no message: RuntimeError)" in text
+    assert "environment step raised Unpicklable: (no message: RuntimeError)" in text
     assert "failure 3 in a row with no episode ended in between (max_env_failures is 2)" in text
     assert "in raise_unpicklable" in text
 
