@@ -111,11 +111,11 @@ class Killer(threading.Thread):
 def main() -> None:
     """Run both sides and compare them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=10.0, help="of each side")
+    parser.add_argument("--minutes", type=float, default=10.0, help="minutes of training per side")
     parser.add_argument("--every", type=float, default=5.0, help="mean seconds between two kills")
     parser.add_argument("--algorithm", default="a3c", choices=["a3c", "a2c", "ppo", "impala"])
     parser.add_argument("--env", default="Pendulum-v1")
-    parser.add_argument("--seed", type=int, default=0, help="of the kills")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of the kills")
     args = parser.parse_args()
     logging.getLogger("raceway").setLevel(logging.ERROR)
     killed, alone, report = Side(args), Side(args), Report("chaos")

@@ -130,8 +130,8 @@ def fan_out(report: Report, blocks: int) -> None:
         "at least 10",
         ratio >= 10,
         ratio=ratio,
-        raceway_us_a_task=statistics.median(ours) / number * 1e6,
-        ray_us_a_task=statistics.median(theirs) / number * 1e6,
+        raceway_us_per_task=statistics.median(ours) / number * 1e6,
+        ray_us_per_task=statistics.median(theirs) / number * 1e6,
     )
 
 

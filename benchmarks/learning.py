@@ -3,7 +3,7 @@
 python benchmarks/learning.py [--only "ppo cartpole" "dqn acrobot"] [--seeds 3] [--write-only]
 
 The return is that of the last 100 training episodes at the end of the run, as a mean over the seeds. Rows that are not
-measured again are kept. With --write-only the plot and the page are made from earlier measurements.
+measured again are kept. With --write-only the plot and the page are written from earlier measurements.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def page(rows: list[dict[str, Any]]) -> str:
             each = ", ".join(f"{value:,.1f}" for value in row["greedy"])
             lines += [f"{gate.name}, greedy policy, {EPISODES} episodes after "
                       f"{gate.evaluate_at:,} steps: {each}.", ""]  # fmt: skip
-    lines += [f"![Return against environment steps, one panel per gate](../images/{PLOT.name})", ""]
+    lines += [f"![Return against environment steps, one panel per row](../images/{PLOT.name})", ""]
     return "\n".join(lines)
 
 
@@ -228,7 +228,7 @@ def main() -> None:
     names = [gate.name for gate in GATES]
     parser.add_argument("--only", nargs="+", default=names, choices=names, metavar="GATE", help=", ".join(names))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--write-only", action="store_true", help="only make the plot and the page")
+    parser.add_argument("--write-only", action="store_true", help="only write the plot and the page")
     options = parser.parse_args()
     report, path = Report("learning"), RESULTS / "learning.json"
     report.rows = json.loads(path.read_text())["rows"] if path.exists() else []

@@ -1,7 +1,7 @@
 """MAML on held-out tasks: returns before and after adaptation, compared with a policy trained by PPO.
 
-PPO trains for as many environment steps over the same tasks, and its policy is adapted by the same gradient step, and
-also with the inner learning rate that suits it best. Tasks are paired; intervals are of the mean over tasks.
+PPO trains for the same number of environment steps over the same tasks. Its policy is adapted with the same inner
+learning rate, and with the one that suits it best. Tasks are paired; intervals are of the mean over tasks.
 
 python benchmarks/maml.py [--env point|cheetah-direction] [--quick]
 """
@@ -89,8 +89,8 @@ def compare(report: Report, env: str, seed: int, steps: int | None) -> None:
     plain = train_inline("ppo", **plain_settings)
     print(f"{env}: ppo {plain.summary['timesteps']:,} steps", flush=True)
     before, after = returns_of(meta.policy, env, cfg, cfg.inner_lr)
-    plain_returns = {size: returns_of(plain.policy, env, plain_cfg, size) for size in (cfg.inner_lr, *INNER_LRS)}
-    best = max(plain_returns, key=lambda size: plain_returns[size][1].mean())
+    plain_returns = {lr: returns_of(plain.policy, env, plain_cfg, lr) for lr in (cfg.inner_lr, *INNER_LRS)}
+    best = max(plain_returns, key=lambda lr: plain_returns[lr][1].mean())
     (plain_before, same_lr), (_, best_lr) = plain_returns[cfg.inner_lr], plain_returns[best]
     returns = {
         "before": before, "after": after,
@@ -103,7 +103,7 @@ def compare(report: Report, env: str, seed: int, steps: int | None) -> None:
     bar = f"interval over {NUM_TASKS} held-out tasks above 0"
     gain = interval(after - before)
     report.row(f"{env}: maml, return after adapting - before it", bar, gain["low"] > 0, **gain)
-    for name, other in (("the same step", same_lr), (f"its best step size of {len(plain_returns)}", best_lr)):
+    for name, other in (("the same inner lr", same_lr), (f"its best inner lr of {len(plain_returns)}", best_lr)):
         difference = interval(after - other)
         report.row(f"{env}: after adapting, maml - ppo with {name}", bar, difference["low"] > 0, **difference)
     apart = intervals["after_low"] > max(intervals["before_high"], intervals["plain_after_high"])

@@ -212,7 +212,7 @@ def executors(report: Report) -> None:
 
 
 def when_it_helps(report: Report) -> None:
-    """Measure iterations of episodes of several durations by number of workers, and what `auto` chooses."""
+    """Measure iterations of episodes of several durations by number of workers, and the choice of `auto`."""
     for milliseconds, episodes in ((1, 100), (15, 100), (50, 40), (100, 40), (1000, 20)):
         for waits in (False, True):
             settings: dict[str, Any] = {
@@ -235,8 +235,8 @@ def when_it_helps(report: Report) -> None:
             # A few milliseconds per iteration are not worth starting workers for.
             good_choice = seconds[chosen.num_workers] <= 1.15 * best or seconds[chosen.num_workers] - best < 0.1
             report.row(
-                f"episodes of {milliseconds} ms that {'wait' if waits else 'compute'}, {episodes} an iteration: "
-                "seconds an iteration by workers",
+                f"episodes of {milliseconds} ms that {'wait' if waits else 'compute'}, {episodes} per iteration: "
+                "seconds per iteration by workers",
                 "auto's choice within 15 % of the best, or 0.1 s",
                 good_choice,
                 auto=chosen.num_workers,

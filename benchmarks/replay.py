@@ -236,9 +236,8 @@ def atari(report: Report, blocks: int, length: float) -> None:
     noise = random.integers(0, 256, (64, 84, 84), np.uint8)
     for number in range(0, total, part):
         new = noise[np.arange(part) % len(noise)]
-        new[:, 0, :8] = (np.arange(number, number + part)[:, None] >> np.arange(0, 64, 8)).astype(
-            np.uint8
-        )  # its number
+        numbers = np.arange(number, number + part)[:, None] >> np.arange(0, 64, 8)
+        new[:, 0, :8] = numbers.astype(np.uint8)  # so that all frames differ
         film = np.concatenate([last, new])
         stacks = np.lib.stride_tricks.sliding_window_view(film, 4, axis=0).transpose(0, 3, 1, 2)
         replay.insert(

@@ -104,7 +104,7 @@ def cartpole(report: Report, blocks: int, length: float) -> None:
     measured = rates(sides, blocks, length)
     speed, share = statistics.median(measured["raceway"]), ratio(measured, "raceway", "limit")
     report.row(
-        "CartPole, 256 environments, a core: steps/s, and of the limit with a numpy policy that stores nothing",
+        "CartPole, 256 environments, one core: steps/s, and of the limit with a numpy policy that stores nothing",
         "at least 300000, or 0.5 of the limit",
         speed >= 300_000 or share >= 0.5,
         steps_per_s=speed,
@@ -118,7 +118,7 @@ def halfcheetah(report: Report, blocks: int, length: float) -> None:
     sides = {"raceway": collector_side("halfcheetah", 16, 32), "raw": raw_side("HalfCheetah-v5", 500)}
     measured = rates(sides, blocks, length)
     report.row(
-        "HalfCheetah, 16 environments, a core: steps/s / raw env.step",
+        "HalfCheetah, 16 environments, one core: steps/s / raw env.step",
         "at least 0.8",
         ratio(measured, "raceway", "raw") >= 0.8,
         ratio=ratio(measured, "raceway", "raw"),
@@ -131,7 +131,7 @@ def ant(report: Report, blocks: int) -> None:
     for what, sides in (("whole iterations of REINFORCE", iterations()), ("fragments", fragments())):
         measured: dict[str, list[float]] = {name: [] for name in sides}
         for side, _ in sides.values():
-            side()  # starts workers and makes environments
+            side()  # starts workers and creates environments
         for _ in range(blocks):
             for name, (side, _) in sides.items():
                 start = time.perf_counter()

@@ -146,7 +146,7 @@ def main() -> None:
     """Measure and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5, help="seeds of the distributed runs")
-    parser.add_argument("--local-seeds", type=int, default=5, help="how many of them run in one process too")
+    parser.add_argument("--local-seeds", type=int, default=5, help="number of these seeds that also run in one process")
     parser.add_argument("--envs", nargs="+", default=["cartpole", "ant"])
     parser.add_argument("--write-only", action="store_true", help="only write the page")
     options = parser.parse_args()

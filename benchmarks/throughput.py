@@ -166,7 +166,9 @@ PARTS = {"solve": solve, "impala": impala, "cheetah": cheetah, "ray": on_ray}
 def main() -> None:
     """Run the selected comparisons."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", type=Path, help="directory for their virtual environments", default=Path("peers"))
+    parser.add_argument(
+        "--peers", type=Path, help="directory for the virtual environments of the peers", default=Path("peers")
+    )
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--runs", type=int, default=3)
     options = parser.parse_args()

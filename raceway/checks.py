@@ -12,7 +12,7 @@ def unknown_name(what: str, value: object, choices: Iterable[str], hint: str = "
     """Return the error for a name that is not among `choices`.
 
     Args:
-        what: what the name refers to.
+        what: the kind of thing it names, such as `engine`.
         value: the name.
         choices: the valid names.
         hint: a sentence to add.

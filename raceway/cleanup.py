@@ -1,4 +1,4 @@
-"""Closing several resources, even if closing one of them fails."""
+"""Close several resources, even if closing one of them fails."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def num_cores() -> int:
 
 @contextmanager
 def worker_compute_settings() -> Iterator[None]:
-    """Compute with one thread, as workers do, so that rollouts and results here are the same as on a worker.
+    """Compute with one thread, as workers do, so that results are the same as on a worker.
 
     Freed memory is kept for reuse, which lasts beyond the context.
     """

@@ -61,7 +61,7 @@ def multi_trainer_plan(
     Args:
         rollouts: the batches of all policies.
         trainers: one for every policy.
-        buffer: rounds by which one branch may be ahead of another: at least as many as any of them needs for a batch.
+        buffer: rounds by which one branch may be ahead of another, at least the rounds that a branch needs for a batch.
     """
     branches = rollouts.gather_sync().split(*trainers, buffer=buffer)
     plans: dict[str, Any] = {}
@@ -98,7 +98,7 @@ class MultiTraining:
         for name, number in (("num_envs", num_envs), ("num_shards", num_shards), ("fragment_steps", fragment_steps)):
             check_int(name, number)
         if num_envs % num_shards:
-            raise ConfigError(f"num_envs {num_envs} is no multiple of num_shards {num_shards}. Change one of them.")
+            raise ConfigError(f"num_envs {num_envs} is not a multiple of num_shards {num_shards}. Change one of them.")
         spaces = self.env.spaces()
         if set(spaces) != set(trainers):
             raise ConfigError(
@@ -128,7 +128,7 @@ class MultiTraining:
 
     @contextmanager
     def open_flow(self) -> Iterator[tuple[Iter[tuple[str, Any]], dict[str, Trainer]]]:
-        """Start the actors, and give the flow and the trainers."""
+        """Start the actors, and yield the flow and the trainers."""
         with worker_compute_settings(), make_engine(self.engine) as engine:
             names = [f"rollouts-{number}" for number in range(self.num_workers)]
             workers = [engine.spawn(MultiRolloutWorker, (self.rollouts, name), name=name) for name in names]

@@ -1,4 +1,4 @@
-"""Schema numbers of files: checking the form of a document, and migrating one that an older version wrote."""
+"""Schema numbers of files: check the form of a document, and migrate one that an older version wrote."""
 
 from __future__ import annotations
 

@@ -37,7 +37,10 @@ class StopSignals(AbstractContextManager["StopSignals"]):
         return self
 
     def install(self) -> None:
-        """Install the handlers, again if needed: background jobs start with SIGINT ignored, and Ray handles SIGTERM."""
+        """Install the handlers, even if SIGINT is ignored, as in a background job.
+
+        Call it again after Ray has started, because Ray installs its own handler of SIGTERM.
+        """
         if threading.current_thread() is threading.main_thread():
             for number in _REASONS:
                 previous = signal.signal(number, self._handle)

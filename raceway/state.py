@@ -2,7 +2,7 @@
 
 An object with `state()` and `restore(state)` defines its own state; `Stateful` gives it both from a list of attribute
 names. For any other object, the state is every attribute that holds plain data: numbers, text, arrays, random
-generators, and collections of them. Anything else (networks, actor handles, functions) belongs to its construction.
+generators, and collections of them. Anything else (networks, actor handles, functions) is set by the constructor and not saved.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Record:
 
     cls: type
     wall_clock: frozenset[str] = frozenset()
-    """Fields that hold times or worker names, which are no part of a state's hash."""
+    """Fields that hold times or worker names, which are not part of a state's hash."""
     renamed: Mapping[str, str] = field(default_factory=dict)
     """New names of fields, by the names they have in older checkpoints."""
 
@@ -46,7 +46,7 @@ def record(
     """Register a class whose instances are plain data, saved with the object that holds them.
 
     Args:
-        wall_clock: fields that hold times or worker names, which are no part of a state's hash.
+        wall_clock: fields that hold times or worker names, which are not part of a state's hash.
         renamed: new names of fields, by the names they have in older checkpoints.
         formerly: names under which older checkpoints know the class.
 
@@ -92,7 +92,7 @@ class Stateful:
     """Names of the attributes that change while it runs. Constants are not listed."""
 
     def state(self) -> Any:
-        """Return what is needed to resume from here. It may share values with the object: copy it to keep it."""
+        """Return the state to resume from. It may share values with the object: copy it to keep it."""
         return {name: getattr(self, name) for name in self.state_attributes}
 
     def restore(self, state: Any) -> None:
@@ -165,7 +165,7 @@ def _is_record(value: Any) -> bool:
 
 
 def _builtin_container(value: Any) -> Any:
-    """Return a dict or tuple subclass as a plain dict or tuple: the subclass belongs to how it was constructed."""
+    """Return a dict or tuple subclass as a plain dict or tuple: the constructor sets the subclass."""
     if _is_record(value):
         return value
     return dict(value) if isinstance(value, dict) else tuple(value) if isinstance(value, tuple) else value

@@ -71,7 +71,7 @@ SUMMARY_FIELDS = {
 }  # fmt: skip
 
 
-def test_the_last_line_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_prints_a_summary_as_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
     code, out = train_reinforce(capsys, "--env", "cartpole", "--local", "--json", "--seed", "7", *SMALL)
     summary = json.loads(out.splitlines()[-1])
     assert code == 0
@@ -171,7 +171,7 @@ def help_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-def test_help_is_that_of_the_config(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_the_docstrings_of_the_config(capsys: pytest.CaptureFixture[str]) -> None:
     text = help_of(capsys, "train", "reinforce")
     for option in (
         "--env ", "--iterations ", "--episodes-per-iter ", "--total-timesteps ", "--num-workers N|auto",
@@ -229,13 +229,13 @@ def test_a_signal_stops_a_run_with_a_checkpoint_and_a_summary(engine: str, numbe
             if line.startswith("Iteration   10"):
                 run.send_signal(number)
                 break
-        rest, error = run.communicate(timeout=GENEROUS)
+        output, error = run.communicate(timeout=GENEROUS)
     assert "Iteration   10" in printed, error
     assert run.returncode == code, error
-    assert "Stopped. Resume with: raceway resume runs/reinforce-" in rest
-    summary = json.loads(rest.splitlines()[-1])
+    assert "Stopped. Resume with: raceway resume runs/reinforce-" in output
+    summary = json.loads(output.splitlines()[-1])
     assert summary["stopped_by"] == reason
-    assert f"Saved at {summary['timesteps']:,} steps" in rest
+    assert f"Saved at {summary['timesteps']:,} steps" in output
     assert Path(summary["checkpoint"]).name == f"{summary['timesteps']:012d}"
     assert "Traceback" not in error
 

@@ -1,4 +1,4 @@
-"""Imports point downwards: a package imports itself and the layers below it, nothing else of raceway."""
+"""Imports point downwards: a package of raceway imports only itself and the layers below it."""
 
 import ast
 from collections.abc import Iterator

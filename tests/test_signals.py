@@ -153,7 +153,7 @@ def test_an_interrupted_evaluation_is_repeated_on_resume(monkeypatch: pytest.Mon
 
 
 class HangingCartPole(CartPoleEnv):
-    """Sends SIGTERM to the driver at a step and then hangs, if a file says so: the step and the driver's pid."""
+    """Sends SIGTERM to the driver and then hangs, at the step and to the pid that a file names; once, if it exists."""
 
     def __init__(self, note: str) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ HANGING_RUNS: dict[str, tuple[dict[str, Any], int]] = {
 def test_a_long_iteration_is_interrupted_and_the_run_resumes_before_it(
     algorithm: str, first: bool, engine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Even the first iteration. The resumed run ends as if it had not been stopped."""
+    """Also in the first iteration. The resumed run ends as if it had not been stopped."""
     monkeypatch.setattr(saver_module, "LONG_ITERATION_SECONDS", 0.0)
     monkeypatch.setattr(saver_module, "STARTUP_SECONDS", 0.0)
     monkeypatch.setattr(saver_module, "MAX_SAVE_SHARE", 1e6)

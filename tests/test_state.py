@@ -1,4 +1,4 @@
-"""The state of any object: its plain data, and nothing else."""
+"""The state of an object: its attributes that hold plain data."""
 
 from collections import OrderedDict, defaultdict, namedtuple
 from enum import IntEnum
@@ -27,27 +27,27 @@ def through_a_checkpoint(holder: Holder) -> Any:
 
 @pytest.mark.parametrize("value", [3, "text", None, [1, (2, 3.5)], {"a": {1, 2}}, b"raw", np.float32(2), 1e300])
 def test_plain_data_is_saved(value: Any) -> None:
-    other = Holder(0)
-    restore(other, through_a_checkpoint(Holder(value)))
-    assert other.value == value
-    assert type(other.value) is type(value)
+    restored = Holder(0)
+    restore(restored, through_a_checkpoint(Holder(value)))
+    assert restored.value == value
+    assert type(restored.value) is type(value)
 
 
 @pytest.mark.parametrize("empty", [defaultdict(int), OrderedDict()])
 def test_a_dict_subclass_is_restored(empty: Any) -> None:
     holder = Holder(empty.copy())
-    holder.value.update({"seen": 3})
-    other = Holder(empty.copy())
-    restore(other, through_a_checkpoint(holder))
-    assert type(other.value) is type(empty)
-    assert other.value == {"seen": 3}
+    holder.value.update({"key": 3})
+    restored = Holder(empty.copy())
+    restore(restored, through_a_checkpoint(holder))
+    assert type(restored.value) is type(empty)
+    assert restored.value == {"key": 3}
 
 
 def test_a_named_tuple_is_restored() -> None:
-    other = Holder(Pair(0, 0))
-    restore(other, through_a_checkpoint(Holder(Pair(1, 2))))
-    assert other.value == Pair(1, 2)
-    assert type(other.value) is Pair
+    restored = Holder(Pair(0, 0))
+    restore(restored, through_a_checkpoint(Holder(Pair(1, 2))))
+    assert restored.value == Pair(1, 2)
+    assert type(restored.value) is Pair
 
 
 @pytest.mark.parametrize("value", [len, Colour.RED, np.array([object()]), Holder(1), [Pair(1, 2)]])

@@ -283,7 +283,7 @@ def test_it_learns_to_balance(dqn: SimpleNamespace) -> None:
         ("--env lunarlander", "--env LunarLander-v3 needs Box2D: pip install 'gymnasium[box2d]'"),
         (
             "--replay sharded --replay-shards 20 --buffer-size 10",
-            "--replay-shards 20 is more than --buffer-size 10 holds",
+            "--replay-shards 20 is more than --buffer-size 10",
         ),
         (
             "--replay sharded --sample-parallelism 5",

@@ -115,7 +115,7 @@ def create_env(config: EnvConfig) -> gym.Env:
 
 @lru_cache
 def create_once(create: Callable[[EnvConfig], T], config: EnvConfig) -> T:
-    """Return `create(config)`, called once a process, so that the episodes of a worker share the result."""
+    """Return `create(config)`, called once per process, so that the episodes of a worker share the result."""
     return create(config)
 
 

@@ -23,7 +23,7 @@ class FrameWriter(Protocol):
 
 
 class Collector:
-    """Collects frames once an iteration; its episodes continue from one collection to the next.
+    """Collects frames once per iteration; its episodes continue from one collection to the next.
 
     Args:
         env: Gymnasium's id.
@@ -93,7 +93,7 @@ class Collector:
         """Return the frames under TorchRL's names, one row each."""
         obs = self.obs.reshape(*self.obs.shape[:2], -1).astype(np.float32, copy=False)
         next_obs = obs[1:].copy()
-        for step, slot, last_obs in final_obs:  # here `obs` has the first observation of the next episode
+        for step, slot, last_obs in final_obs:  # where `obs` has the first observation of the next episode
             next_obs[step, slot] = last_obs.ravel()
         num = action.size
         return {

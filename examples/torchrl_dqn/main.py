@@ -92,7 +92,7 @@ def find_conflict(args: argparse.Namespace) -> str | None:
     smallest_capacity = args.buffer_size // shards
     max_frames = -(-args.collections // shards) * frames  # of one iteration, in one shard
     if shards > args.buffer_size:
-        return f"--replay-shards {shards} is more than --buffer-size {args.buffer_size} holds"
+        return f"--replay-shards {shards} is more than --buffer-size {args.buffer_size}"
     if args.sample_parallelism > shards:
         return f"--sample-parallelism {args.sample_parallelism} is more than the number of replay shards, {shards}"
     if args.sample_parallelism > args.batch_size:

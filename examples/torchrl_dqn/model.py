@@ -62,7 +62,7 @@ class Learner:
         self.train = TrainLossModule(make_loss(self.actor, gamma), lr=lr, tau=tau, max_grad_norm=norm)
 
     def warm_up(self, batch_size: int) -> None:
-        """Take a gradient step and undo it: the first takes many times as long as later ones."""
+        """Take a gradient step and undo it, because the first step takes many times as long as later ones."""
         state = self.train.state()
         reward = np.zeros((batch_size, 1), np.float32)
         obs, ended = np.zeros((batch_size, self.obs_dim), np.float32), np.zeros((batch_size, 1), bool)

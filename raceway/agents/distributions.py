@@ -140,8 +140,8 @@ class MultiCategorical(Distribution):
     def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
         columns = actions.reshape(*params.shape[:-1], len(self.parts)).unbind(-1)
         pieces = params.tensor_split(self.edges, -1)
-        each = [part.log_prob(*both) for part, *both in zip(self.parts, pieces, columns, strict=True)]
-        return torch.stack(each).sum(0)
+        parts = zip(self.parts, pieces, columns, strict=True)
+        return torch.stack([part.log_prob(logits, column) for part, logits, column in parts]).sum(0)
 
     def entropy(self, params: Tensor) -> Tensor:
         pieces = params.tensor_split(self.edges, -1)

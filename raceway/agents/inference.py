@@ -77,7 +77,7 @@ class ActingPolicy:
         return int(actions[0]) if isinstance(self.action_space, spaces.Discrete) else actions[0]
 
     def reset(self, slots: Iterable[int] | None = None) -> None:
-        """Reset the recurrent state for new episodes; of a batch, only in these rows if given."""
+        """Reset the recurrent state for new episodes; for a batch, `slots` selects rows."""
         if slots is None or self._state is None:
             self._state = None
             return

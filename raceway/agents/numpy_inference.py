@@ -30,7 +30,7 @@ _NOISE_ROWS = 2048  # rows of noise sampled at once
 
 
 class NumpyActor:
-    """Acts like a policy, with the weights that the policy had when the actor was made.
+    """Acts like a policy, with the weights that the policy had when the actor was created.
 
     Observations are columns here, with a row of ones below them, so that a layer's bias is a column of its weights and
     the product is in place for the next layer: half the calls, and nothing is allocated.

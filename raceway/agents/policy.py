@@ -46,7 +46,7 @@ class Policy(nn.Module):
         self._check_output()
 
     def _check_output(self) -> None:
-        """Try the network on one observation, so that a wrong number of outputs is an error now."""
+        """Try the network on one observation, so that a wrong number of outputs is an error at once."""
         with torch.no_grad():
             example = tree_map(torch.from_numpy, empty(self.network_space, (1,)))
             try:

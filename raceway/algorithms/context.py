@@ -1,4 +1,4 @@
-"""What a plan runs with: the learner, the workers and their engine."""
+"""The context of a plan: the learner, the workers and their engine."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ ACTIONS = {"discrete": spaces.Discrete, "multidiscrete": spaces.MultiDiscrete, "
 ENTRY_POINTS = "raceway.algorithms"
 """The group of entry points under which other packages register algorithms."""
 PlanFunction = Callable[[ParIter[Batch], Any, Context], Iter[TrainStats]]
-"""A function that makes a plan of a stream of rollouts, a config and a context."""
+"""A function that builds a plan from a stream of rollouts, a config and a context."""
 
 _NOT_ALGORITHMS = {"config", "context", "preset_files", "registry", "shared_config"}
 _LENGTHS = ("iterations", "total_timesteps", "stop_seconds")

@@ -26,7 +26,7 @@ class ArgRef:
 
 
 class ActorContext:
-    """An actor's object, and the guests beside it: objects that functions sent there keep, such as a flow's shards."""
+    """An actor's object, and the guests beside it: other objects in its process, such as a flow's shards."""
 
     __slots__ = ("guests", "object")
 

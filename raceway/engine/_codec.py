@@ -256,7 +256,7 @@ def _find_unpicklable(
 
 
 def _children(value: object) -> list[tuple[str, object]]:
-    """Return the parts of a value, each with what leads to it from the value's own path."""
+    """Return the parts of a value, each with the suffix that it adds to the path of the value."""
     if isinstance(value, dict):
         return [(f"[{key!r}]", child) for key, child in value.items()]
     if isinstance(value, (list, tuple, set, frozenset)):

@@ -1,4 +1,4 @@
-"""What the engines share: the life and death of actors, their calls, waiting, and requests of actors.
+"""The part that all engines share: the life cycle of actors, their calls, waiting, and requests from actors.
 
 An engine adds how actors are started, called and ended (`_launch`, `_transmit`, `_end`, `_close`) and, if stored values
 do not stay in the driver's memory, `_to_stored` and `_discard`.
@@ -33,7 +33,7 @@ from raceway.errors import (
 
 T = TypeVar("T")
 
-_POLL_MASK = 31  # poll for results after one in 32 calls sent
+_POLL_MASK = 31  # poll for results after every 32nd call
 
 
 class EngineCore(ValueStore):
@@ -224,7 +224,7 @@ class EngineCore(ValueStore):
             future.fail(error)
 
     def flush(self) -> None:
-        """Finish sending: poll for results now and then. Called without the lock."""
+        """Finish sending: after every 32nd call, poll for results. Called without the lock."""
         self._num_sent += 1
         if not self._num_sent & _POLL_MASK:
             self.poll()
@@ -260,8 +260,8 @@ class EngineCore(ValueStore):
     ) -> None:
         """Return when `ready()` is true; raise WaitTimeout after `timeout` seconds."""
         if not self.reactor.wait(ready, timeout):
-            subject = awaited if isinstance(awaited, Future) else "the futures"
-            raise WaitTimeout(f"{subject} not done after {timeout:g} s; still going on")
+            subject = f"{awaited} is" if isinstance(awaited, Future) else "the futures are"
+            raise WaitTimeout(f"{subject} not done after {timeout:g} s; the work continues")
 
     def wait(
         self, futures: Sequence[Future[T]], *, count: int | None = None, timeout: float | None = None
@@ -311,7 +311,7 @@ class EngineCore(ValueStore):
             future.set_result(value)
             self.reactor.notify()
 
-    # Requests of actors.
+    # Requests from actors.
 
     def serve(self, handler: Callable[[Actor, Any], Any]) -> None:
         """Answer the requests that actors make of the driver."""
@@ -333,7 +333,7 @@ class EngineCore(ValueStore):
 
         try:
             if self._handler is None:
-                raise RacewayError("this engine's driver answers no requests: no Runner is attached to it")
+                raise RacewayError("the driver does not answer requests: this engine has no Runner")
             answer = self._handler(actor, request)
         except Exception as error:
             reply(encode_error(error, actor.name, "request"), True)
@@ -348,7 +348,7 @@ class EngineCore(ValueStore):
 
     def close(self) -> None:
         """End every actor and release everything."""
-        if self.closed:  # checked without the lock, which in a forked child may be held by a thread that is not there
+        if self.closed:  # without the lock: in a forked child, a thread that no longer exists may hold it
             return
         with self.lock:
             if self.closed:
@@ -375,10 +375,10 @@ class EngineCore(ValueStore):
 
     def _own(self, actor: Actor) -> CoreActor:
         if not isinstance(actor, CoreActor) or actor.core is not self:
-            raise ConfigError(f"{actor!r} is no actor of this engine")
+            raise ConfigError(f"{actor!r} is not an actor of this engine")
         return actor
 
-    # What an engine adds. All but `_close` are called with the lock.
+    # Methods that an engine overrides. All but `_close` are called with the lock.
 
     def _new_actor(self, *args: Any) -> CoreActor:
         """Return the engine's kind of actor; the arguments are those of CoreActor after `engine`."""

@@ -64,7 +64,7 @@ class Reactor:
         if background:
             self._thread.start()
 
-    # What to watch.
+    # Watching.
 
     def watch(self, fd: int, callback: Callable[[int], None]) -> None:
         """Call `callback(events)` whenever `fd` is readable or its other end is closed."""
@@ -113,7 +113,7 @@ class Reactor:
     # Waiting.
 
     def wait(self, ready: Callable[[], Any], timeout: float | None = None) -> bool:
-        """Run the loop, or wait for the thread that runs it, until `ready()`. Return whether it came true in time."""
+        """Run the loop, or wait for the thread that runs it, until `ready()`. Return False on a timeout."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self.lock:
             try:
@@ -151,7 +151,7 @@ class Reactor:
         """Wait for the thread that is in the loop to notify this one."""
         self._num_followers += 1
         if self._background_leads:
-            self.wake()  # it gives up the loop: a thread that waits had better run it itself
+            self.wake()  # it gives up the loop, so that the thread that waits runs it itself
         try:
             self._changed.wait(timeout)
         finally:
@@ -231,7 +231,9 @@ class Reactor:
             self._unpark.release()
             self.wake()
             deadline = time.monotonic() + _CLOSE_SECONDS
-            while self._looping and time.monotonic() < deadline:  # no thread may sleep on what is closed next
+            while (
+                self._looping and time.monotonic() < deadline
+            ):  # no thread may sleep on the descriptors that are closed next
                 self.wake()
                 self._follow(0.05)
         if self._thread.is_alive() and threading.current_thread() is not self._thread:

@@ -2,7 +2,7 @@
 
 An engine is a place where actors live. An actor is any Python object; a call names one of its methods and returns a
 `Future`. Three engines fulfil the contract: `inline` (this process, synchronous), `process` (this machine) and `ray` (a
-cluster). A fourth needs nothing but what is declared here: a class with the members of `Engine`, whose `spawn` returns
+cluster). A fourth needs nothing but this file: a class with the members of `Engine`, whose `spawn` returns
 instances of `Actor`. `_core.EngineCore` implements most of them for an engine that can start, call and end a process.
 
 Verbs for programs:
@@ -25,10 +25,10 @@ Verbs for the layers above (flow, runner):
     dispatch, flush               send a call whose future exists already, with the lock held
     store, fill, decode           stored values in encoded form
     prefetch                      send stored values ahead of the call that reads them
-    serve                         answer the requests of actors
-    check_resources, running_actor, can_start_call     what is possible now
+    serve                         answer the requests from actors
+    check_resources, running_actor, can_start_call     check what can run now
 
-Values that are sent to actors follow the rules of `encode`; names for things that the driver keeps are `Handle`s.
+Values that are sent to actors follow the rules of `encode`; a `Handle` refers to a thing that the driver keeps.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Restarts:
     backoff: float = 0.05
     """Seconds before the second restart in a row; doubled for each further one. The first is immediate."""
     max_backoff: float = 5.0
-    """The longest pause. Restarts are in a row if less than twice that is between them."""
+    """The longest pause. Restarts are in a row if they are less than twice this time apart."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class Engine(Protocol):
     name: str
     """`inline`, `process`, `ray`: shown in errors and logs."""
     uid: str
-    """Identifies this engine among all of all processes."""
+    """A unique name, different from that of any other engine in any process."""
     capacity: float
     """CPU cores available to actors."""
     clock: Callable[[], float]
@@ -178,7 +178,7 @@ class Engine(Protocol):
     lock: Any
     """The lock that guards everything an engine keeps. Callbacks run with it held; it is re-entrant."""
     handles: DriverHandles
-    """The names of things that the driver keeps for actors."""
+    """The references to things that the driver keeps for actors."""
 
     # Verbs for programs.
 
@@ -306,7 +306,7 @@ class Engine(Protocol):
         """Send a call whose future exists already. Called with the lock; call `flush` after releasing it."""
 
     def flush(self) -> None:
-        """Finish sending: poll for results now and then; inline, run the calls. Called without the lock."""
+        """Finish sending: sometimes poll for results; on the inline engine, run the calls. Called without the lock."""
 
     def store(self, payload: Payload | None) -> Ref:
         """Store an encoded value; None reserves a reference for `fill`. Called with the lock."""

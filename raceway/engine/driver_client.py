@@ -8,7 +8,7 @@ from raceway.engine.base import Ref
 
 
 class DriverClient(Protocol):
-    """What a worker process can ask of its driver."""
+    """The requests that a worker process can send to its driver."""
 
     uid: str
     """The engine that this process belongs to."""
@@ -21,7 +21,7 @@ class DriverClient(Protocol):
         Args:
             value: the request; the handler passed to `Engine.serve` answers it.
             waits_for_calls: whether the answer depends on other calls, so that calls queued for this actor should be
-                returned to run elsewhere.
+                returned to run on other actors.
         """
 
     def put(self, value: Any) -> Ref:
@@ -32,7 +32,7 @@ _client: DriverClient | None = None
 
 
 def driver_client() -> DriverClient | None:
-    """Return the connection to the driver, or None in a process that is no worker."""
+    """Return the connection to the driver, or None in a process that is not a worker."""
     return _client
 
 

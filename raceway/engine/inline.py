@@ -1,6 +1,6 @@
 """The inline engine: actors in this process; every call runs at the moment it is sent.
 
-It is the specification of what an engine does, and what a debugger steps through. Values still travel as values:
+It is the specification of an engine, and the one to use with a debugger. Values still travel as values:
 arguments and results are encoded and decoded as they would be between processes, so a program that works here works on
 the others.
 """
@@ -116,7 +116,7 @@ class InlineEngine(EngineCore):
     def block(
         self, ready: Callable[[], Any], timeout: float | None, awaited: Future[Any] | AwaitedFutures | None = None
     ) -> None:
-        """Wait for another thread to complete a future; raise DeadlockError for a call that cannot start before."""
+        """Wait for another thread to complete a future; raise DeadlockError for a call that can never start."""
         actor = awaited.actor if isinstance(awaited, Future) else None
         is_mine = isinstance(actor, InlineActor) and actor.busy and actor.thread == threading.get_ident()
         if is_mine and actor is not None and isinstance(awaited, Future) and not ready():

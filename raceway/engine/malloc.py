@@ -1,8 +1,8 @@
 """Keep memory that the process has freed, instead of returning it to the kernel.
 
 glibc returns large blocks to the kernel as soon as they are freed, and the pages of the next tensor of that size must
-be allocated and cleared again. For a network with image observations that takes a tenth to a fifth of the time. How
-much depends on what happens to be at the end of the heap, so that of two workers that do the same, one may be slower.
+be allocated and cleared again. For a network with image observations that takes a tenth to a fifth of its time. How
+much depends on the blocks at the end of the heap, so of two workers that do the same work one may be slower.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # constants of glibc's malloc.h
 _MAX_KEPT_BYTES = 512 << 20  # free memory at the end of the heap
-_HEAP_BYTES = 256 << 20  # of addresses, not of memory: blocks that fit in there are kept whatever their size
+_HEAP_BYTES = 256 << 20  # of addresses, not of memory: blocks that fit in the heap are kept whatever their size
 _MAX_BLOCK_BYTES = 32 << 20  # the most that glibc accepts: larger blocks that do not fit in the heap are returned
 _DEFAULT_PAD_BYTES = 128 << 10
 

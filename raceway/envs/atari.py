@@ -1,8 +1,9 @@
 """Atari games with the standard preprocessing (Mnih et al. 2015, https://doi.org/10.1038/nature14236).
 
 An action is repeated for 4 frames, and the image is the maximum of the last two, because sprites flicker. An
-observation is a stack of the last 4 images, grey, 84 by 84. A game starts with up to 30 no-op frames, by its seed, and
-with the fire button, where there is one. The loss of a life ends an episode, and rewards are clipped to -1, 0 or 1.
+observation is a stack of the last 4 images, grey, 84 by 84. A game starts with up to 30 no-op frames, a number that
+follows from its seed, and a press of the fire button if it has one. The loss of a life ends an episode, and rewards are
+clipped to -1, 0 or 1.
 
 Gymnasium's `AtariPreprocessing` returns the same images for the same seed. It has no fire, stacking or clipping, cannot
 continue a game after the loss of a life, and takes half as long again for a step; a reset with a seed takes as long as
@@ -37,13 +38,13 @@ class AtariSettings:
     noop_max: int = 30
     """Largest number of no-op frames at the start of a game."""
     fire_on_reset: bool = True
-    """Press fire at the start of an episode, in games whose second action it is. Some wait for it."""
+    """Press fire at the start of an episode, if it is the game's second action. Some games wait for it."""
     terminal_on_life_loss: bool = True
     """Whether the loss of a life ends an episode. The next episode then continues the game."""
     clip_rewards: bool = True
     """Whether rewards are clipped to their sign."""
     max_episode_steps: int | None = None
-    """Steps after which a game is truncated. Every game is, after 108,000 frames."""
+    """Steps after which a game is truncated. Without it, games are truncated after 108,000 frames."""
 
     def __post_init__(self) -> None:
         minimums = {"frame_skip": 1, "stack": 1, "noop_max": 0, "max_episode_steps": 1}
@@ -53,7 +54,7 @@ class AtariSettings:
                 raise ConfigError(f"{name} is {value!r}. It must be an integer of at least {minimum}.")
 
     def for_envpool(self) -> dict[str, Any]:
-        """Return EnvPool's arguments, without the one for lives: EnvPool would start a new game after each."""
+        """Return EnvPool's arguments, without `episodic_life`: EnvPool would start a new game after each life."""
         limit = self.max_episode_steps
         return {
             "frame_skip": self.frame_skip,
@@ -66,7 +67,7 @@ class AtariSettings:
 
 
 def is_atari(name: str) -> bool:
-    """Whether an id is that of a game of the Arcade Learning Environment.
+    """Whether an id names a game of the Arcade Learning Environment.
 
     >>> is_atari("ALE/Pong-v5"), is_atari("mine:ALE/Pong-v5"), is_atari("CartPole-v1")
     (True, True, False)
@@ -140,7 +141,7 @@ class Atari(gym.Wrapper):
         screen = self.ale.getScreenDims()
         self._screen, self._before = np.empty(screen, np.uint8), np.empty(screen, np.uint8)
         self._resize = Resize(screen, (SIZE, SIZE))
-        # The start of every game. State of the game before can survive a reset, as in Beam Rider.
+        # The start of every game: some state of the previous game can survive a reset, as in Beam Rider.
         self._start_state, self._start_screen = self.ale.cloneState(include_rng=True), self.ale.getScreenGrayscale()
         self._episode_is_life = settings.terminal_on_life_loss and self.ale.lives() > 0
         self._lives = 0

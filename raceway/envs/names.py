@@ -64,7 +64,7 @@ def missing_extra(name: str, error: BaseException) -> ConfigError:
     extra = next((extra for extra in ("mujoco", "box2d", "atari", "envpool") if extra in text), None)
     if extra is None and ("ale_py" in text or "ale/" in text):
         extra = "atari"
-    advice = f"pip install 'raceway[{extra}]'" if extra else "install what the message names"
+    advice = f"pip install 'raceway[{extra}]'" if extra else "install the package that the message names"
     return ConfigError(f"{name} needs a package that is not installed ({error}). To install it: {advice}")
 
 

@@ -13,7 +13,7 @@ class Resize:
     """Downscale grey images: a new pixel is the mean of the area that it covers.
 
     This is OpenCV's INTER_AREA in half the time. Both sums are of integers that a 32-bit float represents exactly, so
-    the result is the nearest integer on every machine. (OpenCV is off by 1 in one pixel of some thousand.)
+    the result is the nearest integer on every machine. (OpenCV is off by 1 in one of some thousand pixels.)
 
     >>> small = np.zeros((2, 1), np.uint8)
     >>> Resize((3, 2), (2, 1))(np.array([[9, 9], [30, 60], [0, 0]], np.uint8), small)

@@ -31,7 +31,7 @@ class VectorSlots:
         self._active: Sequence[int] = ()  # the slots whose last step counted
         self._ended = np.zeros(self.num, bool)  # slots whose episode has ended
         self._resets_next = np.zeros(self.num, bool)  # slots that will be reset by their next step
-        self._first_obs: dict[int, Any] = {}  # first observations, which came with the last step of the episode before
+        self._first_obs: dict[int, Any] = {}  # first observations of new episodes, by slot
 
     def started_from_seed(self, slot: int) -> bool:
         return False
@@ -125,7 +125,7 @@ class CartPoleSlots:
     def step(self, actions: Array, active: Sequence[int], obs: Tree, reward: Array, ended: Array) -> None:
         env = self.env
         obs[:], reward[:], ended[0], ended[1], _ = env.step(actions)
-        env.prev_done[:] = False  # else its next step would reset them
+        env.prev_done[:] = False  # else the next step would reset these environments
 
     def close(self) -> None:
         close(self.env)
@@ -144,7 +144,7 @@ class EnvPoolSlots:
 
     def __init__(self, env: Any, num: int) -> None:
         self.env, self.num = env, num
-        with warnings.catch_warnings():  # the bounds of its spaces are not of the precision they declare
+        with warnings.catch_warnings():  # the bounds of its spaces have another precision than their dtype
             warnings.filterwarnings("ignore", message=".*precision lowered")
             self.observation_space, self.action_space = env.observation_space, env.action_space
         self._dtype = np.int32 if np.issubdtype(self.action_space.dtype, np.integer) else np.float64

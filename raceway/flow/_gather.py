@@ -89,7 +89,7 @@ class Gather(Stage):
                 self.run.record_arrival(shard, envelope)
 
     def state(self) -> Any:
-        self.open()  # before the first request there is a state too: that of the actors
+        self.open()  # the actors have a state even before the first request
         futures = [shard.call("state") if shard.reachable else None for shard in self.shards]
         states = [future and future.result() for future in futures]
         return {
@@ -114,7 +114,7 @@ class Gather(Stage):
 
 
 class GatherSync(Gather):
-    """Rounds of one item per shard, in shard order. A round starts when it is polled for, which makes it a barrier."""
+    """Rounds of one item per shard, in shard order. A round starts only when it is polled, which makes it a barrier."""
 
     def poll(self) -> Item | NoItem:
         if not self.requested:

@@ -27,13 +27,13 @@ from raceway.errors import (
 )
 
 _THREAD_NAME = "raceway-guest"
-_OPEN_DEADLINE_FACTOR = 10  # a guest that is restored may have much work to repeat
+_OPEN_DEADLINE_FACTOR = 10  # restoring a guest may repeat much work
 POLICIES = ("restart", "drop", "raise")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failures:
-    """Failure policy: what to do when the actor of a guest dies, or the guest raises."""
+    """Failure policy: how to handle an actor that dies, or a guest that raises."""
 
     policy: str = "raise"
     """`restart` the actor and recreate the guest, `drop` the guest and continue without it, or `raise`."""
@@ -201,7 +201,7 @@ class ThreadGuest:
     def close(self) -> None:
         """Stop the thread after its current call."""
         if self._thread is not None:
-            on_own_thread = threading.current_thread().name.startswith(_THREAD_NAME)  # which cannot wait for itself
+            on_own_thread = threading.current_thread().name.startswith(_THREAD_NAME)  # a thread cannot wait for itself
             self._thread.shutdown(wait=not on_own_thread, cancel_futures=True)
 
 

@@ -67,7 +67,7 @@ class Stream(Explainable, Generic[T_co]):
         return self._add(Take, f"take({count})", count=check_int("count", count, 0))  # type: ignore[no-any-return]
 
     def shuffle(self: StreamT, buffer: int, *, seed: int = 0) -> StreamT:
-        """Shuffle with a buffer of `buffer` items: every further item replaces a randomly chosen one.
+        """Shuffle with a buffer of `buffer` items: each new item replaces a random one, which is passed on.
 
         >>> sorted(Iter.from_range(5).shuffle(3, seed=1))
         [0, 1, 2, 3, 4]
@@ -130,7 +130,7 @@ class Iter(Stream[T_co]):
 
     @staticmethod
     def from_items(items: Iterable[U] | Callable[[], Iterable[U]]) -> Iter[U]:
-        """Stream the items of a collection, of an iterator (once only), or of what a function returns in every run.
+        """Stream the items of a collection, of an iterator (once only), or of the iterable that a function returns.
 
         >>> list(Iter.from_items("ab")), list(Iter.from_items(lambda: (x * x for x in range(3))))
         (['a', 'b'], [0, 1, 4])
@@ -155,7 +155,7 @@ class Iter(Stream[T_co]):
         Args:
             function: called with an item; its result is the new item.
             on: `driver`, `thread` (a dedicated one), or an actor. On a thread or actor the function, for example a
-                learner, works while the driver continues; the order of items stays. On an actor its state lives there.
+                learner, works while the driver continues; items stay in order. An actor also holds its state.
             queue: on a thread or actor, the number of items that may be on their way to it and back.
 
         >>> list(Iter.from_range(3).for_each(lambda x: 2 * x))

@@ -31,7 +31,7 @@ class UnionInput:
 
 
 class Union(Stage):
-    """Reads several streams: in turn, as often as their weights say, or whichever is ready."""
+    """Reads several streams: in turn, by weight, or whichever is ready."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Union(Stage):
 
 
 class Split(Stage):
-    """Passes every item to every branch. A branch that is ahead waits for the others, as long as it can."""
+    """Passes every item to every branch. A branch that is ahead waits for the others, unless that would block the flow."""
 
     state_attributes = ("queues", "left", "ended")
 

@@ -46,7 +46,7 @@ class Operator(Stage):
         self.parent, self.spec, self.context = parent, spec, context
         self.meter = Meter(measure)
         self.ready: deque[Item] = deque()  # results that were not read yet
-        self.held: list[Any] = []  # inputs without a result yet
+        self.held: list[Any] = []  # inputs that have no result yet
         self.ended = False
         vars(self).update(spec.settings)
         self.setup()

@@ -54,7 +54,7 @@ class ParIter(Stream[T_co]):
 
     @staticmethod
     def from_iterators(iterators: Sequence[Iterable[U] | Callable[[], Iterable[U]]], actors: Actors) -> ParIter[U]:
-        """Create one shard per collection, or per function that returns an iterable (a generator, say) on the actor.
+        """Create one shard per collection, or per function that returns an iterable, such as a generator, on the actor.
 
         >>> list(ParIter.from_iterators([lambda: (x * x for x in range(3)), [7]], actors).gather_sync())
         [[0, 7], [1], [4]]
@@ -129,8 +129,8 @@ class ParIter(Stream[T_co]):
     def gather_async(self, num_async: int = 1) -> Iter[T_co]:
         """Gather items in order of completion, with at most `num_async` outstanding per shard.
 
-        With 1, a shard starts its next item only when the stream is read again after its last one. By then the driver
-        has processed that item, and messages that it sent are handled first.
+        With 1, a shard starts its next item only when the stream is read again after its last one: the driver has
+        processed that item by then, and messages that it sent are handled first.
 
         >>> list(ParIter.from_range(4, actors).gather_async())
         [0, 1, 2, 3]
@@ -148,7 +148,7 @@ class ParIter(Stream[T_co]):
 def create(
     actors: Actors, method: str | None = None, *, num_shards: int | None = None, seed: int = 0, moves: bool = False
 ) -> ParIter[Any]:
-    """Create a stream of what actors produce: the results of a method, or the items of their iterable objects.
+    """Create a stream over actors: the results of a method, or the items of their iterable objects.
 
     The method may declare `shard=injected`, and `number=injected` for the number of the item. It ends its stream by
     raising `StreamEnd`.

@@ -31,7 +31,7 @@ class ItemSender:
         self._outstanding.clear()
 
     def awaited(self) -> tuple[list[Future[Any]], int] | None:
-        """Return the calls that are not done. One of them must be before there is anything to receive."""
+        """Return the outstanding calls, of which one must finish before there is anything to receive."""
         futures = [future for future, _ in self._outstanding if not future.done()]
         return None if futures and self._on_other_engine else (futures, 1)
 
@@ -62,10 +62,10 @@ class ItemRequester(Generic[G]):
         wakeups: gets an entry when there is something to receive.
         on_failure: called with the outcome (`restarted`, `dropped` or `failed`), the guest, the error and the number
             of items lost.
-        synchronous: whether answers are of no use before those of all guests have arrived.
+        synchronous: whether answers are used only when those of all guests have arrived.
 
-    Movable guests get one request at a time on each actor, and move to an actor that is idle. So actors that are slow,
-    or have longer work, do less of it.
+    An actor works on one movable guest at a time, and guests move to idle actors. So actors that are slow, or have longer
+    items, do fewer of them.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class ItemRequester(Generic[G]):
         guest.outstanding.append(guest.engine.send(guest.actor, guest.request, timeout=deadline, on_done=on_done))
 
     def awaited(self) -> tuple[list[Future[Any]], int] | None:
-        """Return the requests that are not done, and how many must be before there is anything to receive."""
+        """Return the outstanding requests, and how many must finish before there is anything to receive."""
         futures = [future for guest in self._guests for future in guest.outstanding if not future.done()]
         return None if futures and self._on_other_engine else (futures, len(futures) if self._wait_for_all else 1)
 

@@ -1,4 +1,4 @@
-"""The part of a flow that runs in an actor: a source and the operators behind it, asked for one item at a time."""
+"""The part of a flow that runs in an actor: a source and the operators behind it, pulled one item at a time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RunningShard:
         context: of the actor.
         specs: the source and the operators, in order.
         shard: its number and seed.
-        source: what the envelopes of its items name as their source.
+        source: the source in the envelopes of its items.
         measure: whether to measure the size of items.
         positions: of the source and of `take` operators, after a restart.
         state: to restore, or None.

@@ -28,8 +28,8 @@ from raceway.injection import injected, injected_parameters
 class SourceFunction:
     """A function that returns an iterable of items, called once for every run.
 
-    After a restore or restart, the items that were read before are skipped, unless the iterable keeps its position
-    itself, as an actor does.
+    After a restore or restart, the items that were read before are skipped, unless the iterable keeps its own
+    position, as an actor does.
     """
 
     def __init__(self, function: Callable[..., Iterable[Any]], parallel: bool, keeps_position: bool = False) -> None:
@@ -54,7 +54,7 @@ def deal_out(items: Sequence[Any], *, shard: Shard = injected) -> Iterable[Any]:
 
 
 def own_iterable(iterables: Sequence[Any], *, shard: Shard = injected) -> Iterable[Any]:
-    """Return the iterable of a shard, or what its function returns."""
+    """Return the iterable of a shard, after calling it if it is a function."""
     iterable = iterables[shard.number]
     return iterable() if callable(iterable) else iterable  # type: ignore[no-any-return]
 
@@ -79,7 +79,7 @@ def read_once(iterators: list[Iterator[Any]]) -> Iterator[Any]:
     """Return an existing iterator, the first time; raise after that."""
     if not iterators:
         raise FlowError(
-            "the iterator behind this flow was read before, and can be read only once. Give a function that returns "
+            "the iterator behind this flow was read before, and can be read only once. Pass a function that returns "
             "a new one instead."
         )
     return iterators.pop()
@@ -104,7 +104,10 @@ class SourceReader(Operator):
                 context = {**self.context, "number": self.position}
                 self._items = self.spec.implementation.open(context, self.position)
             value = next(self._items)
-        except (StopIteration, StreamEnd):  # of the iterator itself: from within a method it is a RuntimeError here
+        except (
+            StopIteration,
+            StreamEnd,
+        ):  # from the iterator itself; a StopIteration inside a method arrives as a RuntimeError
             self.ended = True
             return NoItem.END
         except Exception as error:

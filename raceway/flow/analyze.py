@@ -55,7 +55,7 @@ def run_and_measure(flow: Any, plan: PlanView, items: int | None, seconds: float
 
 
 class CounterRecorder:
-    """Keeps the latest counters of a run. Shards take theirs along when they end, so they are read just before."""
+    """Keeps the latest counters of a run. Those of a shard are lost when it is closed, so they are read just before."""
 
     def __init__(self, run: Any) -> None:
         self.run = run

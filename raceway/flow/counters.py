@@ -53,7 +53,7 @@ class Meter:
             self.lag_max = max(self.lag_max, lag)
 
     def set_values(self, values: CounterValues) -> None:
-        """Replace the counters by those of an operator that runs elsewhere."""
+        """Replace the counters by those of a remote operator."""
         self.items, self.busy, self.waiting, self.bytes, self.lag_sum, self.lag_count, self.lag_max = values
 
     def values(self) -> CounterValues:
@@ -126,7 +126,7 @@ class Observable:
     def __init__(self) -> None:
         self.has_subscribers = False
         self.counts: Counter[str] = Counter()
-        """Shards that were `restarted`, `dropped` or `failed`, and items `lost` by it."""
+        """Shards that were `restarted`, `dropped` or `failed`, and items that were `lost`."""
         self.consumer_seconds = 0.0
         """Seconds spent in the program that reads the flow."""
         self._subscribers: list[Subscriber] = []
@@ -165,7 +165,7 @@ class Observable:
         self.emit(outcome, shard=shard.index, actor=shard.actor.name, error=str(error), lost=num_lost)
 
     def emit_counters(self, *, now: bool = False) -> None:
-        """Send the counters to the subscribers, if it is time to or with `now`."""
+        """Send the counters to the subscribers, if `now` or the interval has passed."""
         if self.has_subscribers:
             clock = time.perf_counter()
             if now or clock >= self._next_counters:

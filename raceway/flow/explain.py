@@ -27,7 +27,7 @@ from raceway.flow.counters import Counters
 from raceway.formatting import format_bytes, format_count, format_duration, format_number
 
 FORMATS = ("text", "mermaid", "svg")
-_MAX_SEARCHED = 1000  # items of a collection that are searched for actors: a large one is a store of data
+_MAX_SEARCHED = 1000  # items of a collection that are searched for actors: a larger one holds data
 
 
 class Explainable:
@@ -231,7 +231,7 @@ def actors_in(value: Any, depth: int = 5, seen: set[int] | None = None) -> Itera
 def _parts(value: Any) -> Iterable[Any]:
     """Return the parts of a value that may hold actors."""
     if isinstance(value, (str, bytes, int, float, type, ModuleType, Explainable)) or hasattr(type(value), "spawn"):
-        return ()  # an engine holds every actor, which says nothing about the receivers of messages
+        return ()  # an engine holds every actor, not only the receivers of messages
     if isinstance(value, dict):
         return islice(value.values(), _MAX_SEARCHED)
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -251,7 +251,7 @@ def _parts(value: Any) -> Iterable[Any]:
 
 
 def describe_deadlock(nodes: Sequence[Node], blocked: Iterable[Any]) -> str:
-    """Return why a flow cannot continue: branches of a split read at different rates, or rate limits that block all."""
+    """Return why a flow cannot continue: branches of a split are read at different rates, or rate limits block all branches."""
     reasons: dict[str, None] = {}
     for stage in blocked:
         if hasattr(stage, "limiter"):

@@ -2,7 +2,7 @@
 
 It is computed here because the usual tool for it, graphviz, is a system program that may not be installed, and plans
 are small. The method is the usual one: nodes in layers, the sources on top; a long arrow gets a waypoint in every layer
-that it crosses; then every layer is shifted to where its arrows are short and straight. Messages run along the side, or
+that it crosses; then the nodes are shifted until the arrows are short and straight. Messages run along the side, or
 through a gap between columns.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 GAP_X, GAP_Y, LINE = 60.0, 44.0, 15.0
 TRACK_GAP, CLEARANCE, SIDE_GAP = 11.0, 12.0, 22.0
-"""Distances of messages: between each other, at least to nodes, and of the first one to the side of the diagram."""
+"""Distances of messages: to each other, to nodes (at least), and of the first to the side of the diagram."""
 CORNER_RADIUS = 8.0
 """Of messages."""
 STACK_OFFSET = 4.0
@@ -263,8 +263,8 @@ def port_x(node: PlacedNode, neighbour: PlacedNode, neighbours: Sequence[PlacedN
 def _space_row(row: Sequence[PlacedNode], preferred: Sequence[float]) -> None:
     """Place the nodes of a row as close to their preferred positions as possible without overlap.
 
-    With the space that each node needs subtracted, the positions must only not decrease from left to right. Neighbours
-    that would decrease are pooled, at the mean of their preferred positions.
+    After subtracting the space that each node needs, the positions must not decrease from left to right. Neighbours that
+    would decrease are pooled at the mean of their preferred positions (isotonic regression).
     """
     starts = [0.0]
     for node, following in pairwise(row):

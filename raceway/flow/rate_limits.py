@@ -50,7 +50,7 @@ class RateLimiter(Stateful):
                 self.taken[index, name] = self.taken.get((index, name), 0) + size
 
     def blocks(self, name: str, ended: Collection[str]) -> bool:
-        """Whether the limits forbid to take an item from a branch now.
+        """Whether the limits forbid taking an item from a branch now.
 
         >>> limiter = RateLimiter([RateLimit(branch="sample", per="insert", ratio=2)])
         >>> limiter.blocks("sample", [])
@@ -105,7 +105,7 @@ class WeightedTurns(Stateful):
     state_attributes: ClassVar[tuple[str, ...]] = ("turn", "credits")
 
     def __init__(self, weights: Sequence[float]) -> None:
-        self._weights = [Fraction(str(weight)) for weight in weights]  # by way of text, so that 0.1 is a tenth exactly
+        self._weights = [Fraction(str(weight)) for weight in weights]  # through text, so that 0.1 is exactly a tenth
         self.turn = 0
         self.credits = [self._weights[0], *[Fraction(0)] * (len(weights) - 1)]
 

@@ -29,8 +29,8 @@ def adapt_parameters(
 ) -> Parameters:
     """Return the parameters after one step θ' = θ - α ∇ loss(θ) for every batch. The policy is not changed.
 
-    Finn et al. 2017, https://arxiv.org/abs/1703.03400, eq. 1. The gradient by θ goes through the steps, which needs the
-    second derivatives of the loss; with `first_order` these are taken as zero.
+    Finn et al. 2017, https://arxiv.org/abs/1703.03400, eq. 1. The gradient with respect to θ passes through the steps,
+    which needs the second derivatives of the loss; with `first_order` these are taken as zero.
     """
     params: Parameters = dict(policy.named_parameters())
     for batch in batches:

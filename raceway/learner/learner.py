@@ -198,7 +198,7 @@ class Learner:
             yield
         finally:
             if before != self.threads:
-                torch.set_num_threads(before)  # environments in the same process are stepped with one
+                torch.set_num_threads(before)  # environments in the same process are stepped with one thread
 
 
 class HasLearner:
@@ -279,7 +279,7 @@ def _mean(values: list[Any]) -> Any:
 
 
 def activations_per_step(network: nn.Module) -> int:
-    """Return about how many activations a network computes for one step: the outputs of its layers.
+    """Return the approximate number of activations per step: the outputs of all layers of a network.
 
     >>> activations_per_step(nn.Sequential(nn.Linear(4, 128), nn.ReLU(), nn.Linear(128, 2)))
     130

@@ -90,7 +90,7 @@ class InnerAdapt(Stateful):
 
 
 class MetaUpdate(Stateful):
-    """Minimise the loss after adaptation with respect to the weights before it, `num_epochs` times a batch of tasks."""
+    """Minimise the loss after adaptation with respect to the weights before it, `num_epochs` times per item."""
 
     def __init__(
         self, learner: Learner, adapt: Adapt, loss: PlainLoss, *, num_epochs: int = 1, first_order: bool = False

@@ -87,7 +87,7 @@ class ReplayShard:
     def sample(self) -> Batch | None:
         """Return a sampled batch; None, after a short wait, as long as there are too few rows."""
         if len(self.buffer) < self.settings.min_size:
-            time.sleep(_NOT_READY_SECONDS)  # or the caller would ask thousands of times a second
+            time.sleep(_NOT_READY_SECONDS)  # or the caller would ask thousands of times per second
             return None
         batch = self.buffer.sample(self.settings.batch_size)
         batch["index"] += self._first_index
@@ -100,7 +100,7 @@ class ReplayShard:
         self.buffer.update(index[known] - self._first_index, np.asarray(priorities)[known])
 
     def counts(self) -> ReplayCounts:
-        """Return how many rows were inserted, are in the buffer, and were evicted."""
+        """Return the numbers of rows inserted so far, in the buffer, and evicted."""
         return ReplayCounts(self.buffer.inserted, len(self.buffer), self.buffer.evicted)
 
     def state(self) -> Any:
@@ -149,9 +149,9 @@ class UpdatePriorities:
     def __call__(self, stats: TrainStats, *, envelope: Envelope = injected) -> TrainStats:
         """Send the priorities, and return the stats."""
         if stats.priorities is None:
-            raise FlowError("the training step before UpdatePriorities gave no priorities")
+            raise FlowError("the training step before UpdatePriorities returned no priorities")
         if len(envelope.sources) != 1:
-            raise FlowError(f"priorities are of a batch of one shard, and this came from {len(envelope.sources)}")
+            raise FlowError(f"UpdatePriorities needs a batch of one shard, but this came from {len(envelope.sources)}")
         actor = envelope.sources[0].actor
         if actor is not None and actor.alive:
             send_msg(actor, "update", *stats.priorities)
@@ -181,5 +181,5 @@ def replay_limits(
 
 
 def _rows_used(item: Any, batch_size: int) -> int:
-    """Return how many rows a stored batch has, or how many a training step on a sample used."""
+    """Return the number of rows of a stored batch, or of the sample that a training step used."""
     return (item.num_steps or batch_size) if isinstance(item, TrainStats) else num_rows(without_episode_columns(item))

@@ -51,7 +51,7 @@ class Ledger:
         self._inserted, self._evicted, self._lost = 0, 0, 0  # evicted and lost in past incarnations
 
     def insert(self, rows: Batch, num: int) -> None:
-        """Insert rows into the next shard; `num` says how many they are."""
+        """Insert rows into the next shard; `num` is their number."""
         shard = self._next_shard()
         account = self._accounts[shard]
         if len(account.pending) >= self.max_waiting:

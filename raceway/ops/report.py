@@ -17,7 +17,7 @@ from raceway.state import Stateful, record
 
 _NO_EPISODES = np.empty(0)
 WINDOW = 100
-"""Episodes that the mean return is over."""
+"""Number of latest episodes whose mean return is reported."""
 
 
 @record(wall_clock=("seconds",), formerly=("TrainStats",), renamed={"news": "published_weights"})
@@ -98,7 +98,7 @@ class CountSteps:
 
 
 class MergeStats(Stateful):
-    """Merge the stats of training steps: from one batch that was collected until the next one. For `combine`."""
+    """Merge the stats of a collected batch with those of the training steps until the next one. For `combine`."""
 
     state_attributes: ClassVar[tuple[str, ...]] = ("held",)
 
@@ -117,7 +117,7 @@ class MergeStats(Stateful):
 
 
 class ReportMetrics(Stateful):
-    """Turn stats into rows of metrics, under the names of Stable-Baselines3, which people's plots already read."""
+    """Turn stats into rows of metrics, under Stable-Baselines3's names, which existing plotting code can read."""
 
     state_attributes: ClassVar[tuple[str, ...]] = (
         "iterations", "timesteps", "episodes", "env_failures", "returns", "lengths", "best",

@@ -37,15 +37,15 @@ class RolloutSettings:
     normalise: bool = False
     """Whether observations are normalised."""
     activation: str | None = None
-    """Between the layers of an actor-critic."""
+    """Activation function between the layers of an actor-critic."""
     shared: bool = False
     """Whether an actor-critic is one network with two heads."""
     clip_actions: bool = False
-    """Whether environments get actions clipped to their bounds. The sampled action is what is learned from."""
+    """Whether environments get actions clipped to their bounds. Training uses the unclipped ones."""
     num_episodes: int | None = None
-    """Whole episodes per item, over all shards; or"""
+    """Whole episodes per item, over all shards. Set either this or `fragment_steps`."""
     fragment_steps: int | None = None
-    """steps per item, in each environment."""
+    """Steps per item, in each environment."""
     items_per_task: int | None = None
     """For environments with tasks: items that a shard collects in a task before it gets the next."""
     repeats_from_seed: bool = True
@@ -101,8 +101,8 @@ class RolloutWorker:
         if self._shard_weights:
             self.policy.load(self._shard_weights[shard.number])
         if settings.items_per_task is not None:
-            task, of = number // settings.items_per_task, {"shard": shard.number, "num_shards": shard.total}
-            assign: Any = partial(assign_tasks, seed=settings.seed, number=task, **of)  # type: ignore[arg-type]
+            arguments = {"number": number // settings.items_per_task, "shard": shard.number, "num_shards": shard.total}
+            assign: Any = partial(assign_tasks, seed=settings.seed, **arguments)
             assign(collector.slots)
             collector.recovery.prepare = assign
         if settings.fragment_steps is not None:
@@ -132,7 +132,7 @@ class RolloutWorker:
             keep_network_outputs=settings.kind == "actor-critic", recovery=recovery,
         )  # fmt: skip
         if snapshot is not None and not collector.resume(snapshot):
-            _log.warning("shard %d: environments could not be restored to where they were; continuing", shard)
+            _log.warning("shard %d: environments could not be restored to their saved state; continuing", shard)
         return collector
 
     def _make_slots(self, shard: int, num_made: int) -> Slots:
@@ -148,9 +148,9 @@ class RolloutWorker:
         return collector.snapshot()
 
     def restore(self, state: Any, *, shard: Shard = injected) -> None:
-        """Restore the environments of a shard to where they were."""
+        """Restore the environments of a shard to their saved state."""
         self._snapshots[shard.number] = state
-        if self.settings.items_per_task is None:  # otherwise when they are assigned their task
+        if self.settings.items_per_task is None:  # otherwise they are restored when a task is assigned
             self._collector(shard.number, shard.number)
 
     def weights(self) -> Weights | None:
@@ -175,7 +175,7 @@ class RolloutWorker:
 
 
 def episodes_of_shard(settings: RolloutSettings, shard: int) -> list[int]:
-    """Return how many of an item's episodes each slot of a shard collects. Shards take turns.
+    """Return the number of an item's episodes that each slot of a shard collects. Shards take turns.
 
     >>> settings = RolloutSettings(env=EnvSettings("cartpole"), num_shards=2, slots_per_shard=2, num_episodes=5)
     >>> episodes_of_shard(settings, 0), episodes_of_shard(settings, 1)

@@ -42,7 +42,7 @@ class Gradients:
 
 
 class ComputeGradients:
-    """Compute the gradients of a loss where the batch was collected, with the weights there. On shards."""
+    """Compute the gradients of a loss where the batch was collected, with that worker's weights. On shards."""
 
     def __init__(self, loss: Loss) -> None:
         self.loss = loss

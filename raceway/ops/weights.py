@@ -23,10 +23,10 @@ class WeightSender:
     """Sends weights to workers. They are serialised once and shared by all receivers.
 
     Args:
-        learner: has the weights.
+        learner: the learner whose weights are sent.
         workers: all workers.
         to: `all`, or the `senders` of each item.
-        every: items between two sendings; with `senders`, items from the same worker.
+        every: send weights after every n items; with `senders`, after n items from the same worker.
         policy: the name of the policy, for workers that have several.
     """
 
@@ -68,7 +68,8 @@ class WeightSender:
 
     @property
     def _arguments(self) -> dict[str, Any]:
-        return self._policy_name or {"version": self.learner.published_weights[0]}  # several policies have no version
+        # With several policies there is no single version.
+        return self._policy_name or {"version": self.learner.published_weights[0]}
 
     def send_due(
         self, envelope: Envelope, seconds: dict[str, float], published: VersionedWeights | None = None
@@ -76,8 +77,8 @@ class WeightSender:
         """Count an item, and send weights to the workers that are due; add the time it takes to `seconds`.
 
         Args:
-            envelope: of the item.
-            seconds: of the phases of the training step.
+            envelope: the envelope of the item.
+            seconds: the seconds of each phase of the training step.
             published: the newest weights, if the learner is remote.
         """
         begin = time.perf_counter()

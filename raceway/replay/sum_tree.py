@@ -1,7 +1,7 @@
 """A sum tree: values that change, and the index at which their running sum passes a target.
 
-The tree has two levels, for numpy: the values in blocks, and the sum of every block. With so few levels, a whole batch
-of targets is found in a dozen calls: twice as fast as with sixteen children a node and as many levels as needed.
+The tree has two levels, for numpy: the values in blocks, and the sum of every block. With so few levels, a dozen
+calls look up a whole batch of targets: twice as fast as with sixteen children per node and more levels.
 TorchRL's binary tree in C++ is faster still, but its extension loads with one version of torch only, and the code
 around it takes longer than either tree; benchmarks/replay.py compares.
 """

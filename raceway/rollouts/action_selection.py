@@ -23,7 +23,7 @@ class ActionSelection(RolloutArrays):
     Args:
         slots: the environments that it acts in.
         policy: selects the actions.
-        clip_actions: whether environments get actions clipped to their bounds. The sampled action is what is recorded.
+        clip_actions: whether environments get actions clipped to their bounds. The unclipped action is recorded.
         keep_network_outputs: whether the network's outputs are kept for every step of a fragment.
     """
 
@@ -39,7 +39,7 @@ class ActionSelection(RolloutArrays):
         space = slots.action_space
         self._bounds = (space.low, space.high) if clip_actions and isinstance(space, spaces.Box) else None
         self.recurrent_state = policy.initial_state(slots.num)
-        """Of every slot; empty for a feed-forward policy."""
+        """The recurrent state of every slot; empty for a feed-forward policy."""
         self._network_outputs: Array | None = None  # of every step of a fragment, if they are kept
 
     def _set_active(self, slots: Any, active: Any) -> None:

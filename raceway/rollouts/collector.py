@@ -46,7 +46,7 @@ class Collector(ActionSelection):
         self.seed, self.shard, self.worker = seed, shard, worker
         self.recovery = recovery or Recovery()
         self.episode = np.zeros(slots.num, np.int64)  # the number of the current episode of each slot
-        self.failures = [0] * slots.num  # of each slot: part of its seeds, so that none that failed is used again
+        self.failures = [0] * slots.num  # per slot; part of its seeds, so that a seed that failed is not used again
         self._autoresets = False  # whether resets take a step in which nothing else happens
         self._current_row = 0  # the row of the current observations
         self._discarded = False  # whether episodes that earlier fragments left open were dropped
@@ -58,8 +58,8 @@ class Collector(ActionSelection):
         """Collect whole episodes.
 
         Args:
-            counts: how many episodes each slot collects.
-            number: of the call; its random numbers are derived from it.
+            counts: the number of episodes that each slot collects.
+            number: the number of the call, from which its random numbers are derived.
 
         Returns:
             A batch of all steps, slot by slot, one episode after the other. `length` has the steps of each episode,
@@ -70,11 +70,11 @@ class Collector(ActionSelection):
         return self._collect(lambda: self._collect_episodes(np.asarray(counts), number))
 
     def fragment(self, num_steps: int, number: int = 0) -> Batch:
-        """Continue for a number of steps in every slot.
+        """Collect a fragment: continue the episodes of all slots.
 
         Args:
-            num_steps: in every slot.
-            number: of the call; its random numbers are derived from it.
+            num_steps: the number of steps in every slot.
+            number: the number of the call, from which its random numbers are derived.
 
         Returns:
             Columns of [T, B, ...], and:
@@ -85,8 +85,8 @@ class Collector(ActionSelection):
             - `network_outputs`, the network's outputs for each step, if they are kept and were available;
             - `episode_return` and `episode_length` of the episodes that ended;
             - `episode_lost`, the steps of each episode that was dropped;
-            - `valid`, only if some steps may not be: those in which an environment reset itself, and those that failed,
-              whose episodes are truncated one step earlier;
+            - `valid`, only if some steps may be invalid: those in which an environment reset itself, and those that
+              failed, whose episodes are truncated one step earlier;
             - `restarted`, [B], only if the episodes that were open before were dropped, so that this fragment continues
               none of them.
         """
@@ -266,7 +266,7 @@ class Collector(ActionSelection):
         return np.random.default_rng(derive_seed(self.seed, Purpose.ACTIONS, self.shard, number))
 
     def _check_finite(self, num_rows: int, final_obs: Any = None) -> None:
-        """Raise if a value is not finite, with where it first came from. `final_obs` are those of `_final`."""
+        """Raise `ItemLost` for the first value that is not finite. `final_obs` are the observations of `_final`."""
         final = () if final_obs is None else self._final
         problem_at = self._find_non_finite(num_rows, self.active, not self._autoresets, final_obs, final)
         if problem_at is not None:
@@ -277,7 +277,7 @@ class Collector(ActionSelection):
         return EnvironmentFailed(problem, slot, self._locate(row, slot)[0])
 
     def _locate(self, row: int, slot: int) -> tuple[str, int]:
-        """Return the worker, shard, environment and step of a row as text, and how many steps its episode has had."""
+        """Return the worker, shard, environment and step of a row as text, and the number of steps of its episode."""
         steps, place = 0, f"worker {self.worker}, shard {self.shard}" if self.worker else f"shard {self.shard}"
         if slot == UNKNOWN_SLOT:
             return f"{place}, one of {self.num_slots} environments", steps
@@ -298,7 +298,7 @@ class Collector(ActionSelection):
         return {**state, "episode_log": self._episode_log.state(), "recurrent_state": recurrent_state, "obs": obs}
 
     def resume(self, snapshot: Any) -> bool:
-        """Resume from a snapshot, with fresh environments; return whether they were restored to where they were.
+        """Resume from a snapshot, with fresh environments; return whether their exact state was restored.
 
         If they cannot be restored, new episodes begin.
         """

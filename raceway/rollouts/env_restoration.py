@@ -1,6 +1,6 @@
 """Restoring environments: open episodes are repeated in fresh environments, from their seeds, with the same actions.
 
-Few simulators can export their whole state, and none in a form that another version of it could load. The seeds and
+Few simulators can export their whole state, and none in a form that another version could load. The seeds and
 actions since the last reset are plain data, and small.
 """
 
@@ -16,7 +16,7 @@ from raceway.rl.spaces import Tree
 
 Array = np.ndarray
 
-_MAX_STEPS = 200_000  # with more, repeating an episode would take longer than what was learnt in it is worth
+_MAX_STEPS = 200_000  # repeating longer episodes would cost more than their experience is worth
 
 
 class EpisodeLog:
@@ -35,9 +35,9 @@ class EpisodeLog:
         """Log a reset.
 
         Args:
-            slot: that was reset.
-            row: steps since the last call of `log_steps`.
-            seed: of the reset.
+            slot: the slot that was reset.
+            row: the number of steps since the last call of `log_steps`.
+            seed: the seed of the reset.
             from_seed: whether the environment depends on nothing before this reset.
         """
         if from_seed:
@@ -83,7 +83,7 @@ class EpisodeLog:
             self._chunks = [(state["first_step"], np.array(state["actions"]), np.array(state["valid"]))]
 
     def restore_envs(self, slots: Slots, clip: Callable[[Array], Array], obs: Tree) -> None:
-        """Bring fresh environments to where the logged ones were.
+        """Bring fresh environments to the state of the logged ones.
 
         Args:
             slots: the fresh environments.

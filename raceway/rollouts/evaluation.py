@@ -85,16 +85,16 @@ def evaluate(
     The policy and the global random generators of torch, numpy and Python are left as they were.
 
     Args:
-        policy: to evaluate. If it is on another device, a copy on the CPU is evaluated.
+        policy: the policy to evaluate. If it is on another device, a copy on the CPU is evaluated.
         env: the environment. If it has tasks, one is sampled for every episode.
-        num_episodes: episodes in total.
-        seed: of the episodes, and of sampled actions.
+        num_episodes: the number of episodes in total.
+        seed: the seed of the episodes, and of sampled actions.
         deterministic: take the most likely action, or the one with the highest Q-value; else sample. A Q-network then
             explores with its ε.
         clip_actions: whether environments get actions clipped to their bounds.
-        num_envs: environments that are stepped together.
+        num_envs: the number of environments that are stepped together.
         on_progress: called with the number of finished episodes, whenever some finish.
-        stop: called before every step; if it returns something true, `EvaluationStopped` is raised.
+        stop: called before every step; if it returns a true value, `EvaluationStopped` is raised.
         check: called with the observation and action space before the first step.
     """
     check_int("num_episodes", num_episodes)
@@ -154,7 +154,7 @@ class Evaluator:
         on_progress: Callable[[int], None] | None = None,
         stop: Callable[[], object] | None = None,
     ) -> Evaluation:
-        """Run episodes: as many in each slot, or one more in the first ones. Arguments are those of `evaluate`."""
+        """Run the same number of episodes in every slot, or one more in the first slots. Arguments as in `evaluate`."""
         counts = [num_episodes // self.num + (slot < num_episodes % self.num) for slot in range(self.num)]
         totals: Totals = [[] for _ in counts]
         self._sample_tasks(max(counts))
@@ -270,7 +270,7 @@ class Evaluator:
 
 @contextmanager
 def _evaluation_mode(policy: Policy, num_sampled: int | None) -> Iterator[Policy]:
-    """Give the policy on the CPU in evaluation mode; if actions are sampled, with one ε for each environment."""
+    """Yield the policy on the CPU in evaluation mode; if actions are sampled, with one ε for each environment."""
     acting = policy
     if any(part.device.type != "cpu" for part in policy.parameters()):
         acting = copy.deepcopy(policy).to("cpu")

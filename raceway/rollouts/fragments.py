@@ -37,7 +37,7 @@ def evaluate_fragment(
     """Evaluate a fragment with the policy that collected it.
 
     Args:
-        policy: that collected the fragment.
+        policy: the policy that collected the fragment.
         batch: the fragment.
         gamma: the discount γ.
         returns: the running returns of earlier fragments, if rewards are divided by the standard deviation of
@@ -55,7 +55,7 @@ def evaluate_fragment(
     ended = batch["terminated"] | truncated
     evaluated = {**kept, "reward": batch["reward"].copy(), "log_prob": log_prob, "ended": ended}
     if returns is not None:
-        # The step after one that is not valid begins an episode, also where no end was seen before it.
+        # The step after an invalid one begins an episode, even if no end was recorded before it.
         boundary = ended | ~batch["valid"] if "valid" in batch else ended
         if "restarted" in batch:
             returns.clear()

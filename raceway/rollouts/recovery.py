@@ -16,14 +16,14 @@ from raceway.rl import Batch
 _log = logging.getLogger(__name__)
 
 Locate = Callable[[int], tuple[str, int]]
-"""Returns the location of a slot as text, and how many steps its episode has had."""
+"""Returns the location of a slot as text, and the number of steps of its episode."""
 
 
 class ItemLost(EnvironmentFailed):
     """An environment failed in a way that all steps collected for the current item must be dropped."""
 
     steps = 0
-    """Steps that its episode had."""
+    """Number of steps of the episode that failed."""
 
     @classmethod
     def at(cls, problem: str, slot: int, place: str, steps: int) -> ItemLost:
@@ -39,9 +39,9 @@ class Recovery:
     Args:
         max_failures: consecutive failures that are tolerated with no episode ended in between; with 0, the first is
             raised.
-        make_slots: creates all environments of a shard, for where single ones cannot be rebuilt; it is called with how
-            often that was done before.
-        num_made: how often that was done before this object was created.
+        make_slots: creates all environments of a shard, if single ones cannot be rebuilt; called with the number of
+            earlier calls.
+        num_made: the number of calls before this object was created.
     """
 
     def __init__(
@@ -53,12 +53,12 @@ class Recovery:
         self.consecutive_failures = 0
         """Failures since the last episode ended."""
         self.rebuilt: set[int] = set()
-        """Slots whose environments were just rebuilt: they depend on nothing before."""
+        """Slots whose environments were just rebuilt: their state depends on nothing before."""
         self._num_made = num_made
         self._lost_steps: list[int] = []
 
     def record_failure(self, error: EnvironmentFailed, place: str, steps: int = 0) -> None:
-        """Count and log a failure and the steps it cost; raise it if it is one more than is tolerated."""
+        """Count and log a failure and the steps it cost; raise it if the failure budget is exceeded."""
         self.consecutive_failures += 1
         budget = (
             f"failure {self.consecutive_failures} in a row with no episode ended in between "
@@ -89,7 +89,7 @@ class Recovery:
 
         Args:
             error: the failure.
-            slots: in the order in which they were being stepped or reset.
+            slots: the slots, in the order in which they were being stepped or reset.
             envs: the environments.
             locate: returns the location of a slot.
             proceed: steps or resets the remaining slots.
@@ -128,7 +128,7 @@ class Recovery:
         """Return environments in which an item can be collected from its beginning."""
         if isinstance(envs, SteppedSlots):
             self.record_failure(lost, lost.place, lost.steps)
-            # The others need no more than a seed, unless they depend on the steps that are lost.
+            # The others only need a reset, unless their state depends on the lost steps.
             for slot in [lost.slot] if envs.repeats_from_seed else range(envs.num):
                 self._rebuild(envs, slot, locate)
             return envs

@@ -21,9 +21,8 @@ class RolloutArrays:
 
     def __init__(self, slots: Slots) -> None:
         self.slots, self.num_slots = slots, slots.num
-        self._open_episodes = np.zeros(
-            (2, slots.num)
-        )  # return and length so far of the episodes that a fragment left open
+        # Return and length so far of the episodes that a fragment left open.
+        self._open_episodes = np.zeros((2, slots.num))
         self._reserve(_INITIAL_ROWS)
 
     def _reserve(self, rows: int) -> None:
@@ -79,7 +78,7 @@ class RolloutArrays:
         Args:
             ends: the slot and last row of each episode, and whether it was completed. Episodes dropped after a failure
                 are not reported.
-            num_rows: of the fragment.
+            num_rows: the number of rows of the fragment.
         """
         valid = self.valid[:num_rows]
         sums = np.stack([np.cumsum(self.reward[:num_rows] * valid, 0, float), np.cumsum(valid, 0, float)])
@@ -93,7 +92,7 @@ class RolloutArrays:
         return {"episode_return": table[:, 0], "episode_length": table[:, 1].astype(np.int64)}
 
     def _steps_in_episode(self, row: int, slot: int) -> tuple[int, int]:
-        """Return how many steps the episode open at a row has had: in these arrays, and in total."""
+        """Return the number of steps of the episode that is open at a row: in these arrays, and in total."""
         breaks = np.flatnonzero(~self.valid[:row, slot] | self.ended[:row, :, slot].any(1))
         if len(breaks):
             return (row - 1 - int(breaks[-1]),) * 2
@@ -124,7 +123,7 @@ class RolloutArrays:
         problems: list[tuple[int, int, str, Array]] = []
         for row, slot, value in _first_non_finite(self.reward[:num_rows], valid):
             problems.append((row, slot, "environment step returned a reward", value))
-        observed = np.zeros((num_rows + 1, self.num_slots), bool)  # before or after a valid step, or by an active slot
+        observed = np.zeros((num_rows + 1, self.num_slots), bool)  # before or after a valid step, or in an active slot
         observed[:-1] = valid
         observed[1:] |= valid
         observed[-1] |= active

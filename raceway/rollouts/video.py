@@ -54,7 +54,7 @@ class VideoRecorder:
 
     settings: EnvSettings
     returns: list[float] = field(default_factory=list)
-    """Of the recorded episodes."""
+    """Returns of the recorded episodes."""
 
     def __enter__(self) -> VideoRecorder:
         self._headless = _headless()

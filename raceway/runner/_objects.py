@@ -13,7 +13,7 @@ from raceway.errors import ConfigError
 
 Deserializer = Callable[[Any, list[Any]], Any]
 ObjectDelta = tuple[int, Ref | None, int, list[Ref]]
-"""What a reader has not read yet: epoch, base (None if known), number of dropped patches, and the new patches."""
+"""The changes that a reader has not read: epoch, base (None if known), number of dropped patches, and the new patches."""
 
 
 class ObjectRef(Handle):
@@ -37,7 +37,7 @@ class StoredObject:
     num_dropped: int = 0
     """Number of patches of this base that were dropped."""
     epoch: int = 0
-    """Number of times that the base was replaced, by which readers know whether their base is current."""
+    """Number of times that the base was replaced. It shows readers whether their base is current."""
     total_size: float = 0.0
     """Sum of `sizes`."""
 
@@ -59,7 +59,7 @@ class StoredObject:
         self.num_dropped += num
 
     def delta(self, epoch: int, num_seen: int) -> ObjectDelta:
-        """Return what is new to a reader that has seen `num_seen` patches of the base of `epoch`."""
+        """Return the changes for a reader that has read `num_seen` patches of the base of `epoch`."""
         if epoch == self.epoch:
             return self.epoch, None, self.num_dropped, self.patches[max(num_seen - self.num_dropped, 0) :]
         return self.epoch, self.base, self.num_dropped, list(self.patches)

@@ -1,4 +1,4 @@
-"""The workers of a service: which worker runs a call, when more are started, and what happens when one dies."""
+"""The workers of a service: assigning calls to them, starting more, and replacing those that die."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("raceway.runner")
 
 _MAX_QUEUED_MICROS = 1000
-"""Work that may be queued at a worker: enough that a worker with tiny calls never waits for the driver, so little
-that a call never waits long behind another while a second worker idles."""
+"""Work that may be queued at a worker: enough that a worker with tiny calls never waits for the driver, and little
+enough that a call never waits long behind another while a second worker is idle."""
 _MAX_QUEUED_CALLS = 64
 _MAX_START_ATTEMPTS = 3  # for a worker that is killed while it starts; an exception of its constructor is final
 
@@ -33,7 +33,7 @@ class WorkerPool:
         args: arguments of the factory.
         size: workers that may run calls at the same time, not counting those that are blocked in nested calls.
         resources: resources of each worker.
-        ordered: whether it is one stateful worker: its calls run in the order sent, and it is not replaced if it dies.
+        ordered: whether it has one stateful worker, whose calls run in the order sent and which is not replaced.
         deadline: seconds that a call may run before its worker is killed.
     """
 
@@ -155,7 +155,7 @@ class WorkerPool:
 
     def _on_call_done(self, worker: Actor) -> None:
         """Adapt the number of calls per worker to the duration of a finished call, and send more."""
-        # A maximum that decays slowly: after one slow call among quick ones, few calls should queue behind another.
+        # A maximum that decays slowly: after one slow call among quick ones, few calls should queue at a worker.
         self._slowest_micros = max(worker.last_micros, self._slowest_micros * 0.98)
         self._max_worker_calls = max(1, min(_MAX_QUEUED_CALLS, int(_MAX_QUEUED_MICROS / (self._slowest_micros + 1))))
         if self._queue:

@@ -1,4 +1,4 @@
-"""The open Runners of this process, so that references that come back from workers are resolved to their objects."""
+"""The open Runners of this process, to resolve references that return from workers."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ class Runner:
         return objects.create(objects.put(value), max_size)  # type: ignore[no-any-return]
 
     def get_object(self, ref: ObjectRef, deserializer: Deserializer | None = None) -> Any:
-        """Return the latest state of an object, transferring only what has changed since this process last read it.
+        """Return the latest state of an object, transferring only the changes since this process last read it.
 
         Args:
             ref: the reference of the object.

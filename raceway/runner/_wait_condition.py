@@ -1,4 +1,4 @@
-"""The condition that a wait for several futures ends with."""
+"""The condition that ends a wait for several futures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker's side of a Runner: the methods of the driver's side, as requests to the driver."""
+"""The worker's side of a Runner: it has the methods of the driver's side, and sends them as requests to the driver."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class WorkerObjects:
         return self._backend.request("create_object", base, max_size)  # type: ignore[no-any-return]
 
     def read(self, ref: ObjectRef, deserializer: Deserializer | None) -> Any:
-        """Return the latest state of an object, transferring only what is new to this process."""
+        """Return the latest state of an object, transferring only the parts that are new to this process."""
         # Without a deserializer the caller owns the value, so it must not be the cached one.
         cached = self.fetch(ref) if deserializer is not None else self._fetch_into(CachedObject(), ref)
         return object_value(ref, cached, deserializer)

@@ -23,7 +23,7 @@ from raceway.torchrl.batches import as_tensordict
 class TrainLossModule:
     """Take one Adam step on each batch, to minimise the sum of a TorchRL loss module's losses.
 
-    Random numbers that the loss uses (SAC samples actions) come from a generator that belongs to this operator.
+    The random numbers of the loss (SAC samples actions) come from the operator's own generator.
 
     Args:
         loss: any `LossModule`. All outputs whose names begin with "loss" are summed.

@@ -72,7 +72,7 @@ class RingStorage(TensorStorage):
         return num_rows
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
-        """Append the rows of a TorchRL writer. The cursor only tells their number: other processes may append too."""
+        """Append the rows of a TorchRL writer. The cursor only gives their number: other processes may append too."""
         writers = [getattr(buffer, "_writer", None) for buffer in self._attached_entities]
         if not set_cursor or any(isinstance(writer, TensorDictMaxValueWriter) for writer in writers):
             raise self._append_only_error("its rows cannot be replaced")

@@ -61,7 +61,7 @@ def point(x: float, y: float) -> Batch:
     # the first-order approximation leaves out.
     [(False, -0.72), (True, -3.6)],
 )
-def test_one_inner_step(first_order: bool, gradient: float) -> None:
+def test_the_gradient_through_one_inner_step(first_order: bool, gradient: float) -> None:
     line: Any = Line(1.0)
     params = adapt_parameters(line, squared_error, 0.1, [point(2, 5)], first_order)
     assert params["w"].item() == pytest.approx(2.2)
@@ -70,7 +70,7 @@ def test_one_inner_step(first_order: bool, gradient: float) -> None:
     assert line.w.item() == 1
 
 
-def test_two_inner_steps() -> None:
+def test_the_gradient_through_two_inner_steps() -> None:
     line: Any = Line(1.0)
     params = adapt_parameters(line, squared_error, 0.1, [point(2, 5), point(1, 4)])
     assert params["w"].item() == pytest.approx(2.2 + 0.1 * 3.6)
@@ -93,7 +93,7 @@ def off_policy_batch(policy: Policy, random: np.random.Generator) -> Batch:
 
 @pytest.mark.parametrize("num_steps", [1, 2])
 def test_the_meta_gradient_matches_finite_differences(num_steps: int) -> None:
-    policy = make_policy(spaces.Box(-1, 1, (3,), np.float64), spaces.Box(-1, 1, (2,)), _tanh, seed=0).double()
+    policy = make_policy(spaces.Box(-1, 1, (3,), np.float64), spaces.Box(-1, 1, (2,)), _tanh_network, seed=0).double()
     random = np.random.default_rng(0)
     *before, after = [off_policy_batch(policy, random) for _ in range(num_steps + 1)]
     meta_loss = partial(loss, cfg=find_algorithm("maml").settings(clip=10.0))
@@ -116,7 +116,7 @@ def test_the_meta_gradient_matches_finite_differences(num_steps: int) -> None:
             assert difference == pytest.approx(gradients[name].flatten()[index].item(), abs=1e-7), name
 
 
-def _tanh(observations: Any, actions: Any) -> nn.Module:
+def _tanh_network(observations: Any, actions: Any) -> nn.Module:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""Presets: TOML files beside the algorithms, and mappings of algorithms that are registered elsewhere."""
+"""Presets: TOML files beside the algorithms, and mappings of algorithms that other packages register."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +52,7 @@ def test_tables_of_environments_and_families(tmp_path: Path) -> None:
         ('["A-v0"', "not valid TOML"),
     ],
 )
-def test_mistakes_are_errors(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_preset_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read_presets(write(tmp_path, text), Config)
 

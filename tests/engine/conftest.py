@@ -7,7 +7,7 @@ from raceway.engine.base import Engine
 
 
 def engines(*names: str) -> pytest.MarkDecorator:
-    """Run a test on these engines only: the design does not demand that point of the others."""
+    """Run a test only on these engines: the others do not give this guarantee."""
     return pytest.mark.parametrize("engine", names, indirect=True)
 
 

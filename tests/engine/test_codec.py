@@ -113,7 +113,7 @@ def test_functions_and_local_classes_can_be_encoded() -> None:
     assert round_trip(Point(np.arange(3))).x[2] == 2
 
 
-def test_encoding_while_encoding() -> None:
+def test_a_value_may_encode_another_while_it_is_pickled() -> None:
     class Nested:
         def __reduce__(self) -> tuple:
             return bytes, (bytes(_codec.encode([1, 2]).body),)
@@ -150,7 +150,7 @@ def test_the_error_names_a_closure_variable() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 2_000_000), st.integers(0, 7)), min_size=1, max_size=60))
 def test_an_arena_never_reuses_memory_that_is_being_read(steps: list[tuple[int, int]]) -> None:
-    """A step is the size of a message to send, and the index of a held message to drop, if there are that many."""
+    """A step is the size of a message to send, and the index of a message to drop afterwards, if it exists."""
     control = ControlFile()
     arena = Arena(control, 0, 1 << 34)
     row = control.row(0)

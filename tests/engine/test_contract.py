@@ -1,4 +1,4 @@
-"""The contract of the engines, point by point. The numbers are those of the table in the design."""
+"""The contract of the engines, point by point."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ from tests.conftest import GENEROUS, eventually
 from tests.engine.actors import BadStart, Box, Faulty, Reborn
 from tests.engine.conftest import ALL, LOCAL, REMOTE, engines
 
-# 1 and 2: order within an actor, parallelism between actors.
+# Order within an actor, parallelism between actors.
 
 
 def test_calls_run_in_the_order_sent(engine: Engine) -> None:
@@ -67,7 +67,7 @@ def test_different_actors_run_at_the_same_time(engine: Engine, tmp_path: Path) -
     assert [call.result(GENEROUS) for call in calls] == [True, True]
 
 
-# 3: one blocking wait.
+# Waiting.
 
 
 def test_wait_covers_calls_and_created_futures(engine: Engine) -> None:
@@ -129,13 +129,13 @@ def test_results_arrive_while_the_driver_computes(engine: Engine) -> None:
 def test_a_callback_is_not_delayed_by_a_thread_that_waits_for_another_call(engine: Engine) -> None:
     slow, quick = engine.spawn(Box), engine.spawn(Box)
     engine.wait([slow.ready, quick.ready], timeout=GENEROUS)
-    seen = []
+    slow_was_done = []
     for _ in range(3):
         first = quick.call("echo", 1)
         second = slow.call("sleep", 1.0)
-        first.add_done_callback(lambda _, second=second: seen.append(second.done()))
+        first.add_done_callback(lambda _, second=second: slow_was_done.append(second.done()))
         assert second.result(GENEROUS) == "slept"
-    assert seen == [False] * 3
+    assert slow_was_done == [False] * 3
 
 
 def test_a_failing_callback_affects_nothing_else(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
@@ -174,7 +174,7 @@ def test_closing_ends_every_wait(engine: Engine) -> None:
     assert len(caught) == 2
 
 
-# 4: errors.
+# Errors.
 
 
 def test_an_exception_keeps_its_type_and_traceback(engine: Engine) -> None:
@@ -235,7 +235,7 @@ def test_an_unknown_method(engine: Engine) -> None:
         box.call("nothing_such").result(GENEROUS)
 
 
-# 5 and 6: death and deadlines.
+# Death and deadlines.
 
 
 @engines(*REMOTE)
@@ -259,7 +259,7 @@ def test_a_dead_actor_fails_its_calls_and_no_others(engine: Engine) -> None:
     ("method", "reason"),
     [("kill", "SIGKILL"), ("segfault", "SIGSEGV"), ("os_exit", "exited with status 3")],
 )
-def test_death_is_named(engine: Engine, method: str, reason: str) -> None:
+def test_the_error_says_how_an_actor_died(engine: Engine, method: str, reason: str) -> None:
     faulty = engine.spawn(Faulty, name="fragile")
     with pytest.raises(ActorDied, match=reason) as caught:
         faulty.call(method).result(GENEROUS)
@@ -267,7 +267,7 @@ def test_death_is_named(engine: Engine, method: str, reason: str) -> None:
 
 
 @engines(*LOCAL)
-def test_a_crash_shows_where(engine: Engine) -> None:
+def test_the_error_of_a_crash_shows_the_python_stack(engine: Engine) -> None:
     faulty = engine.spawn(Faulty)
     with pytest.raises(ActorDied, match=r"(?s)Its last output.*in segfault"):
         faulty.call("segfault").result(GENEROUS)
@@ -312,7 +312,7 @@ def test_a_short_deadline_after_a_long_one(engine: Engine) -> None:
         engine.send(box, engine.message("sleep", (600,)), timeout=0.3).result(GENEROUS)
 
 
-# 7: restarts.
+# Restarts.
 
 
 @engines(*ALL)
@@ -353,7 +353,7 @@ def test_calls_sent_before_a_restart_wait_for_it(engine: Engine) -> None:
         call.result(GENEROUS)
 
 
-def test_a_restart_does_not_see_later_changes_of_an_argument(engine: Engine) -> None:
+def test_a_restart_uses_the_arguments_as_they_were_at_spawn(engine: Engine) -> None:
     arrays = np.zeros(100_000), np.zeros(10)
     box = engine.spawn(Box, arrays)
     box.ready.result(GENEROUS)
@@ -388,7 +388,7 @@ def test_restarts_back_off() -> None:
         assert waits == [0, 1, 2, 3, 3]
 
 
-# 8: nothing is left (the leak fixture checks that after every test; here the driver is killed).
+# Nothing is left after a killed driver. (The leak fixture checks the same after every test.)
 
 
 @pytest.mark.parametrize("engine_name", LOCAL)
@@ -465,11 +465,11 @@ def test_close_fails_outstanding_calls(engine: Engine) -> None:
     assert not future.done()
 
 
-# 9: Ctrl-C.
+# Ctrl-C.
 
 
 @pytest.mark.parametrize("engine_name", ["inline", "process", "ray"])
-def test_interrupt_goes_to_the_driver_alone(engine_name: str, tmp_path: Path) -> None:
+def test_ctrl_c_interrupts_only_the_driver(engine_name: str, tmp_path: Path) -> None:
     script = tmp_path / "driver.py"
     script.write_text(
         f"""
@@ -511,11 +511,11 @@ except KeyboardInterrupt:
     assert "Traceback" not in err
 
 
-# 10: threads.
+# Compute threads.
 
 
 @engines(*REMOTE)
-def test_one_compute_thread_a_worker(engine: Engine) -> None:
+def test_a_worker_has_one_compute_thread(engine: Engine) -> None:
     box = engine.spawn(Box)
     assert box.call("threads").result(GENEROUS * 2) == (1, 1)
 
@@ -526,7 +526,7 @@ def test_more_compute_threads_on_request(engine: Engine) -> None:
     assert box.call("threads").result(GENEROUS * 2) == (2, 2)
 
 
-# 11: the script's own functions and modules.
+# The script's own functions and modules.
 
 
 @pytest.mark.parametrize("engine_name", ["inline", "process", "portable", "ray"])
@@ -556,9 +556,9 @@ name = {engine_name!r}
 options = {{"portable": True}} if name == "portable" else {{}}
 with make_engine("process" if name == "portable" else name, **options) as engine:
     actor = engine.spawn(Actor)
-    got = actor.call("work", Point(7)).result()
-    assert type(got) is Point, type(got)
-    print(got)
+    result = actor.call("work", Point(7)).result()
+    assert type(result) is Point, type(result)
+    print(result)
 """
     )
     done = subprocess.run(
@@ -573,7 +573,7 @@ with make_engine("process" if name == "portable" else name, **options) as engine
     assert done.stdout == "the script runs\nPoint(x=42)\n"
 
 
-# 12: values.
+# Arguments, results and stored values.
 
 
 def test_arguments_and_results_are_values(engine: Engine) -> None:
@@ -633,7 +633,7 @@ def test_tensors_arrive_private(engine: Engine, size: int) -> None:
     assert torch.equal(ref.get(), tensor)
 
 
-def test_put_is_read_by_many(engine: Engine) -> None:
+def test_a_stored_value_is_read_by_many_actors(engine: Engine) -> None:
     weights = {"parts": [np.ones(300_000), np.ones((10, 10))]}
     ref = engine.put(weights)
     weights["parts"][0][:] = 7
@@ -644,7 +644,7 @@ def test_put_is_read_by_many(engine: Engine) -> None:
     assert boxes[0].call("echo", 1, second=ref).result(GENEROUS)[1]["second"]["parts"][1].sum() == 100.0
 
 
-def test_a_message_can_be_sent_to_many(engine: Engine) -> None:
+def test_a_message_can_be_sent_to_many_actors(engine: Engine) -> None:
     message = engine.message("add", (np.ones(100_000),))
     boxes = [engine.spawn(Box) for _ in range(3)]
     calls = [engine.send(box, message) for box in boxes for _ in range(5)]
@@ -692,7 +692,7 @@ def test_references_of_dead_actors_do_not_count(engine: Engine) -> None:
     assert id not in engine._stored
 
 
-# 13: resources.
+# Resources and names.
 
 
 @engines(*REMOTE)
@@ -715,12 +715,12 @@ def test_unavailable_resources(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("bad", [{"cpus": -1}, {"cpus": "two"}, {"gpus": float("nan")}])
-def test_bad_resources(engine: Engine, bad: dict) -> None:
+def test_invalid_resources(engine: Engine, bad: dict) -> None:
     with pytest.raises(ConfigError, match="resources"):
         engine.spawn(Box, resources=bad)
 
 
-def test_unknown_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_engine_and_option_names(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="Did you mean 'process'"):
         make_engine("proces")
     monkeypatch.setenv("RACEWAY_ENGINE", "rey")
@@ -730,6 +730,6 @@ def test_unknown_names(monkeypatch: pytest.MonkeyPatch) -> None:
         make_engine("process", shared_memry=1)
 
 
-def test_an_actor_of_another_engine_is_refused(engine: Engine) -> None:
-    with make_engine("inline") as other, pytest.raises(ConfigError, match="no actor of this engine"):
+def test_an_actor_of_another_engine_is_rejected(engine: Engine) -> None:
+    with make_engine("inline") as other, pytest.raises(ConfigError, match="not an actor of this engine"):
         engine.call(other.spawn(Box), "echo", 1)

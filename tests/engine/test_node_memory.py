@@ -125,9 +125,9 @@ def test_the_memory_of_dead_actors_is_freed(engine: RayEngine) -> None:
         assert eventually(lambda: len(memory._free_indices) == num_indices)
     assert int(memory._control.bytes_used[1:].sum()) == 0
     assert not memory._ends
-    engine.put(1)  # which frees values without references
+    engine.put(1)  # frees values without references
     assert not any(block.in_use() for busy in memory._arena._busy.values() for block in busy)
-    assert num_memory_files() <= num_files + 1  # the driver's arena is mapped since
+    assert num_memory_files() <= num_files + 1  # the driver's arena has been mapped since
 
 
 def test_results_go_through_ray_if_memory_cannot_be_shared(engine: RayEngine) -> None:
@@ -212,7 +212,7 @@ def test_an_actor_opens_only_the_right_files(driver_end: DriverEnd) -> None:
         assert open_actor_end(dataclasses.replace(offer, control=wrong)) is None
 
 
-def test_a_forked_child_releases_nothing_of_its_parent(driver_end: DriverEnd) -> None:
+def test_a_forked_child_does_not_release_memory_of_its_parent(driver_end: DriverEnd) -> None:
     actor_end = open_actor_end(driver_end.offer)
     assert actor_end is not None
     buffers = driver_end.read(actor_end.write([b"one" * 30_000]))

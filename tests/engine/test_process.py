@@ -46,7 +46,7 @@ def bytes_used(engine: ProcessEngine) -> int:
 # Killed workers and other failures.
 
 
-def test_kills_at_random_instants(engine: ProcessEngine) -> None:
+def test_workers_killed_at_random_times(engine: ProcessEngine) -> None:
     rng = random.Random(0)
     box, bystander = engine.spawn(Faulty), engine.spawn(Box)
     array = np.arange(200_000)
@@ -73,7 +73,7 @@ def test_kills_at_random_instants(engine: ProcessEngine) -> None:
     assert bytes_used(engine) <= before + 4 * MiB, "blocks that dead workers had read are reused"
 
 
-def test_kills_during_start(engine: ProcessEngine) -> None:
+def test_workers_killed_while_they_start(engine: ProcessEngine) -> None:
     rng = random.Random(1)
     for _ in range(10):
         box = engine.spawn(Box)
@@ -270,7 +270,7 @@ def test_ten_thousand_calls_to_a_stopped_worker_do_not_block(engine: ProcessEngi
     calls = [faulty.call("echo", "x" * 500) for _ in range(10_000)]
     assert faulty.pid is not None
     worker = psutil.Process(faulty.pid)
-    assert eventually(lambda: worker.status() == psutil.STATUS_STOPPED), "or SIGCONT would come before it stops"
+    assert eventually(lambda: worker.status() == psutil.STATUS_STOPPED), "SIGCONT must come after it has stopped"
     os.kill(faulty.pid, signal.SIGCONT)
     assert calls[-1].result(GENEROUS) == "x" * 500
 
@@ -306,7 +306,7 @@ def test_memory_is_reused(engine: ProcessEngine) -> None:
     before = bytes_used(engine)
     for _ in range(300):
         box.call("echo", array).result(GENEROUS)
-    assert bytes_used(engine) <= before + 4 * MiB, "of 600 MB that were sent and received"
+    assert bytes_used(engine) <= before + 4 * MiB, "600 MB were sent and received"
 
 
 def test_memory_is_not_reused_while_views_of_it_exist(engine: ProcessEngine) -> None:
@@ -403,7 +403,7 @@ def test_output_of_workers_is_forwarded(
     assert capfd.readouterr().out == ""
 
 
-def test_a_closed_engine_refuses_calls(engine: ProcessEngine) -> None:
+def test_a_closed_engine_rejects_calls(engine: ProcessEngine) -> None:
     box = engine.spawn(Box)
     engine.close()
     with pytest.raises(EngineClosed):
@@ -435,4 +435,4 @@ def test_close_after_an_interrupt_while_a_value_is_freed(monkeypatch: pytest.Mon
             del stored
             with pytest.raises(KeyboardInterrupt):
                 engine.put(1)  # frees values that no process refers to
-    assert engine.closed, "without an error"
+    assert engine.closed, "close() raised"

@@ -1,4 +1,4 @@
-"""What only the ray engine has: nodes that are lost, modules that are shipped, and Ray's private API."""
+"""The ray engine: lost nodes, shipped modules, and Ray's private API."""
 
 import os
 import subprocess
@@ -94,10 +94,10 @@ def test_a_ray_that_was_running_already_is_left_running() -> None:
     assert ray.is_initialized()
 
 
-# The private API: the fast way works with the installed Ray, and the fallback with a Ray that lacks it.
+# The private API works with the installed Ray, and the fallback with a Ray that lacks it.
 
 
-def test_direct_calls_or_else_the_public_way() -> None:
+def test_direct_call_falls_back_to_the_public_api() -> None:
     class Method:
         def remote(self) -> str:
             return "public"
@@ -122,7 +122,9 @@ def test_direct_calls_or_else_the_public_way() -> None:
 
 @pytest.mark.usefixtures("ray_session")
 @pytest.mark.parametrize("has_private_call", [True, False])
-def test_repeated_calls_in_either_way(has_private_call: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_calls_with_and_without_the_private_api(
+    has_private_call: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from raceway.engine import make_engine
 
     calls = []
@@ -142,7 +144,7 @@ def test_repeated_calls_in_either_way(has_private_call: bool, monkeypatch: pytes
     assert calls == ["repeat", "repeat"]
 
 
-def test_ray_prints_on_stderr_if_that_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_prints_on_stderr_if_it_has_the_private_function(monkeypatch: pytest.MonkeyPatch) -> None:
     printed = []
 
     def print_to_stdstream(data: dict[str, Any], ignore_prefix: bool) -> None:
@@ -153,7 +155,7 @@ def test_ray_prints_on_stderr_if_that_can_be_set(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(private_api, "ray", SimpleNamespace(_private=SimpleNamespace(worker=worker)))
     assert private_api.print_on_stderr()
     replaced = worker.print_to_stdstream
-    assert private_api.print_on_stderr(), "a second time changes nothing"
+    assert private_api.print_on_stderr(), "a second call must change nothing"
     assert worker.print_to_stdstream is replaced
     worker.print_to_stdstream({"is_err": False, "lines": ["hello"]}, ignore_prefix=True)
     assert printed == [{"is_err": True, "lines": ["hello"]}]
@@ -166,7 +168,7 @@ def test_the_installed_ray_can_print_on_stderr() -> None:
     assert private_api.print_on_stderr()
 
 
-def test_a_directory_for_ray_or_else_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_uses_our_directory_or_falls_back_to_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
     def init(**options: Any) -> None:

@@ -15,7 +15,7 @@ from raceway.envs.resize import Resize
 from raceway.errors import ConfigError
 
 PLAIN: dict[str, Any] = {"fire_on_reset": False, "terminal_on_life_loss": False, "clip_rewards": False}
-"""Only what Gymnasium's preprocessing does too."""
+"""Only the preprocessing that Gymnasium has too."""
 NOOP, FIRE = 0, 1
 
 
@@ -26,7 +26,7 @@ def atari(name: str = "breakout", **kwargs: Any) -> Atari:
 
 
 def bare(name: str, **kwargs: Any) -> Any:
-    """Return a game without preprocessing, one frame a step."""
+    """Return a game without preprocessing, one frame per step."""
     kwargs = {"frameskip": 1, "repeat_action_probability": 0.0, "obs_type": "grayscale", **kwargs}
     return make_env(EnvSettings(name, {"preprocess": False, **kwargs}))
 
@@ -42,7 +42,7 @@ def downscale(screen: np.ndarray) -> np.ndarray:
     return np.rint(small / area).astype(np.uint8)
 
 
-def play(env: gym.Env, seed: int, steps: int = 60) -> list[np.ndarray]:
+def run_episode(env: gym.Env, seed: int, steps: int = 60) -> list[np.ndarray]:
     """Step with the same actions every time, and return the observations."""
     random, observations = np.random.default_rng(0), [env.reset(seed=seed)[0]]
     for _ in range(steps):
@@ -119,7 +119,7 @@ def test_a_single_frame_is_not_combined() -> None:
 
 def test_the_newest_image_is_the_last() -> None:
     env = atari("pong")
-    observations = play(env, 0, 30)
+    observations = run_episode(env, 0, 30)
     assert any((before[-1] != after[-1]).any() for before, after in pairwise(observations))
     for before, after in pairwise(observations):
         np.testing.assert_array_equal(after[:-1], before[1:])
@@ -127,7 +127,7 @@ def test_the_newest_image_is_the_last() -> None:
 
 def test_the_first_observation_repeats_one_image() -> None:
     env = atari("pong")
-    play(env, 0, 10)
+    run_episode(env, 0, 10)
     for seed in (0, 1):
         first, _ = env.reset(seed=seed)
         assert all((image == first[-1]).all() for image in first)
@@ -135,9 +135,9 @@ def test_the_first_observation_repeats_one_image() -> None:
 
 def test_returned_observations_do_not_change() -> None:
     env = atari("pong")
-    observations = play(env, 0, 8)
+    observations = run_episode(env, 0, 8)
     copies = [obs.copy() for obs in observations]
-    play(env, 1, 8)
+    run_episode(env, 1, 8)
     np.testing.assert_array_equal(observations, copies)
 
 
@@ -146,16 +146,19 @@ def test_the_same_seed_gives_the_same_episode_whatever_came_before(name: str) ->
     """Also in games whose memory a reset does not clear, and after games that are over."""
     fresh, used = atari(name, terminal_on_life_loss=False), atari(name, terminal_on_life_loss=False)
     for seed in (5, 6):
-        play(used, seed, 700)
-    np.testing.assert_array_equal(play(fresh, 7), play(used, 7))
+        run_episode(used, seed, 700)
+    np.testing.assert_array_equal(run_episode(fresh, 7), run_episode(used, 7))
     assert fresh.repeats_from_seed
 
 
 def test_sticky_actions_depend_on_the_seed() -> None:
     fresh, used = (atari("pong", repeat_action_probability=0.25) for _ in range(2))
-    play(used, 5)
-    np.testing.assert_array_equal(play(fresh, 7), play(used, 7))
-    assert any((obs != other_obs).any() for obs, other_obs in zip(play(fresh, 7), play(atari("pong"), 7), strict=True))
+    run_episode(used, 5)
+    np.testing.assert_array_equal(run_episode(fresh, 7), run_episode(used, 7))
+    assert any(
+        (obs != other_obs).any()
+        for obs, other_obs in zip(run_episode(fresh, 7), run_episode(atari("pong"), 7), strict=True)
+    )
 
 
 @pytest.mark.parametrize(("kwargs", "probability"), [({}, 0.0), ({"repeat_action_probability": 0.25}, 0.25)])
@@ -198,8 +201,8 @@ def test_fire_is_pressed_in_games_with_a_fire_button() -> None:
         for _ in range(60):
             info = env.step(NOOP)[-1]
         assert (info["lives"] < 5) == moves  # the ball has been served, and missed
-    frames = [atari("ALE/MsPacman-v5", noop_max=0, fire_on_reset=fire) for fire in (True, False)]
-    np.testing.assert_array_equal(*[env.reset(seed=0)[0] for env in frames])
+    envs = [atari("ALE/MsPacman-v5", noop_max=0, fire_on_reset=fire) for fire in (True, False)]  # has no fire button
+    np.testing.assert_array_equal(*[env.reset(seed=0)[0] for env in envs])
 
 
 def test_the_loss_of_a_life_ends_an_episode_and_the_game_continues() -> None:
@@ -225,11 +228,11 @@ def test_the_loss_of_a_life_ends_an_episode_and_the_game_continues() -> None:
     assert not env.repeats_from_seed
 
 
-def test_the_same_lives_from_the_same_seeds() -> None:
+def test_the_same_seeds_give_the_same_lives() -> None:
     def all_lives() -> list[np.ndarray]:
         env, observations = atari("breakout"), []
         for seed in range(5):
-            observations += play(env, seed, 400)
+            observations += run_episode(env, seed, 400)
         return observations
 
     np.testing.assert_array_equal(all_lives(), all_lives())
@@ -242,7 +245,7 @@ def test_a_reset_in_the_middle_of_a_life_starts_a_new_game() -> None:
     env.reset(seed=1)
     env.step(NOOP)
     assert env.reset(seed=2)[1]["lives"] == 5
-    np.testing.assert_array_equal(play(env, 7), play(atari("breakout"), 7))
+    np.testing.assert_array_equal(run_episode(env, 7), run_episode(atari("breakout"), 7))
 
 
 def test_without_lives_an_episode_is_a_game() -> None:
@@ -358,7 +361,7 @@ def test_the_native_vector_is_not_supported() -> None:
 
 
 class Arrays:
-    """The arrays that slots write to, and games played in them."""
+    """The arrays that slots write to, and a loop over whole games."""
 
     def __init__(self, slots: Any) -> None:
         self.slots, num = slots, slots.num
@@ -367,7 +370,7 @@ class Arrays:
         self.episodes = self.steps = 0
         slots.reset(range(num), range(num), self.obs)
 
-    def play(self, num_games: int) -> None:
+    def run_games(self, num_games: int) -> None:
         """Step with no-ops until `num_games` games are over."""
         slots, all_slots = self.slots, list(range(self.slots.num))
         while len(slots.scores) < num_games:
@@ -386,7 +389,7 @@ def test_slots_report_the_scores_of_whole_games(vector: str) -> None:
     assert not slots.repeats_from_seed
     assert slots.scores == []
     arrays = Arrays(slots)
-    arrays.play(2)
+    arrays.run_games(2)
     assert arrays.episodes == 10  # five lives each
     assert {score.slot for score in slots.scores} == {0, 1}
     assert sum(score.steps for score in slots.scores) >= arrays.steps - 100
@@ -398,7 +401,7 @@ def test_slots_report_the_scores_of_whole_games(vector: str) -> None:
 def test_slots_in_which_an_episode_is_a_game(vector: str) -> None:
     slots = make_slots(EnvSettings("pong", {"terminal_on_life_loss": False, "max_episode_steps": 50}, vector), 2)
     arrays = Arrays(slots)
-    arrays.play(4)
+    arrays.run_games(4)
     assert arrays.episodes == 4
     assert all(score.steps == 50 for score in slots.scores or [])
     assert slots.repeats_from_seed == (vector == "auto")
@@ -442,7 +445,7 @@ def test_envpool_has_no_games_without_preprocessing() -> None:
 
 
 class Lives:
-    """A stand-in for EnvPool whose games have the given lives, step by step."""
+    """A stand-in for EnvPool: the number of lives after each step is fixed."""
 
     observation_space, action_space = gym.spaces.Box(0, 255, (1,), np.uint8), gym.spaces.Discrete(4)
 

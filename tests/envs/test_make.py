@@ -202,7 +202,7 @@ def test_without_a_mask_nothing_is_wrapped() -> None:
     env = make_env(EnvSettings(partial(Samples, BOX)))
     assert type(env) is Samples
     continuous = make_env(EnvSettings(partial(Samples, BOX, BOX)))
-    assert continuous.shown == []  # type: ignore[attr-defined]  # no discrete actions, so it is not reset to look for a mask
+    assert continuous.observations == []  # type: ignore[attr-defined]  # no discrete actions, so it is not reset to look for a mask
     own = spaces.Dict({"observation": BOX, "action_mask": spaces.MultiBinary(3)})
     assert type(make_env(EnvSettings(partial(Samples, own)))) is Samples
 

@@ -202,8 +202,8 @@ def test_without_envpool_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         ("No module named 'mujoco'", "pip install 'raceway[mujoco]'"),
         ("Box2D is not installed", "pip install 'raceway[box2d]'"),
         ("No module named 'ale_py'", "pip install 'raceway[atari]'"),
-        ("No module named 'whale'", "install what the message names"),
-        ("No module named 'pygame'", "install what the message names"),
+        ("No module named 'whale'", "install the package that the message names"),
+        ("No module named 'pygame'", "install the package that the message names"),
     ],
 )
 def test_a_function_that_lacks_a_package(message: str, advice: str) -> None:

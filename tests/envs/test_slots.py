@@ -41,11 +41,11 @@ def test_observations_of_every_space(name: str) -> None:
     slots.reset([0, 1, 2], [5, 6, 7], arrays.obs)
     envs: list[Any] = slots.envs
     for slot, env in enumerate(envs):
-        assert_same(row_of(arrays.obs, slot), as_tree(env.shown[-1]))
+        assert_same(row_of(arrays.obs, slot), as_tree(env.observations[-1]))
     arrays.step(slots, [0, 1, 2])
     for slot, env in enumerate(envs):
-        assert len(env.shown) == 2
-        assert_same(row_of(arrays.obs, slot), as_tree(env.shown[-1]))
+        assert len(env.observations) == 2
+        assert_same(row_of(arrays.obs, slot), as_tree(env.observations[-1]))
     np.testing.assert_array_equal(arrays.reward, [1, 1, 1])
 
 
@@ -53,10 +53,10 @@ def test_only_the_named_slots_are_reset_or_stepped() -> None:
     slots = SteppedSlots(lambda: Samples(BOX), 3)
     arrays = Arrays(slots)
     slots.reset([2, 0], [5, 6], arrays.obs)
-    assert [len(env.shown) for env in slots.envs] == [1, 0, 1]  # type: ignore[attr-defined]
+    assert [len(env.observations) for env in slots.envs] == [1, 0, 1]  # type: ignore[attr-defined]
     assert not arrays.obs[1].any()
     arrays.step(slots, [0, 0, 0], active=[2])
-    assert [len(env.shown) for env in slots.envs] == [1, 0, 2]  # type: ignore[attr-defined]
+    assert [len(env.observations) for env in slots.envs] == [1, 0, 2]  # type: ignore[attr-defined]
     np.testing.assert_array_equal(arrays.reward, [-1, -1, 1])
 
 
@@ -90,7 +90,7 @@ def test_actions_arrive_in_the_type_that_environments_take(space: spaces.Space, 
 
 def test_an_observation_may_be_a_list() -> None:
     class Lists(Samples):
-        def _show(self) -> Any:
+        def _next_obs(self) -> Any:
             return [float(self.now), 2.0]
 
     slots = SteppedSlots(lambda: Lists(BOX), 1)
@@ -133,7 +133,7 @@ def test_vectors_of_every_space_in_every_mode(mode: AutoresetMode, name: str) ->
     arrays = Arrays(slots)
 
     def assert_shows(slot: int, index: int) -> None:
-        assert_same(row_of(arrays.obs, slot), as_tree(envs[slot].shown[index]))  # type: ignore[attr-defined]
+        assert_same(row_of(arrays.obs, slot), as_tree(envs[slot].observations[index]))  # type: ignore[attr-defined]
 
     slots.reset([0, 1], [5, 6], arrays.obs)
     arrays.step(slots, [0, 0])

@@ -1,4 +1,4 @@
-"""Environments with tasks: what a task is, and that it depends on the seed alone."""
+"""Environments with tasks. A task depends on the seed alone."""
 
 import gymnasium as gym
 import numpy as np
@@ -13,13 +13,13 @@ def bare(name: str, **settings: object) -> gym.Env:
     return make_env(EnvSettings(name, settings))
 
 
-def test_their_names() -> None:
+def test_names_of_environments_with_tasks() -> None:
     assert resolve_env_id("point") == "PointGoals-v0"
     assert resolve_env_id("cheetah-direction") == "HalfCheetahDirection-v0"
     assert bare("point").spec.max_episode_steps == 50  # type: ignore[union-attr]
 
 
-# Points.
+# PointGoals.
 
 
 def test_goals_are_in_their_region() -> None:
@@ -61,7 +61,7 @@ def test_an_episode_ends_at_the_goal() -> None:
     assert env.step(np.array([0.45, 0.0], np.float32))[2] is True
 
 
-def test_a_task_stays_set_and_without_one_every_episode_has_its_own() -> None:
+def test_a_task_stays_set_and_otherwise_every_episode_has_its_own() -> None:
     def first_reward(env: gym.Env, seed: int) -> float:
         env.reset(seed=seed)
         return float(env.step(np.zeros(2, np.float32))[1])

@@ -28,7 +28,7 @@ class Samples(gym.Env[Any, Any]):
         self.action_space = action_space or spaces.Discrete(3)
         self.length = length
         self.actions: list[Any] = []
-        self.shown: list[Any] = []
+        self.observations: list[Any] = []
         """All observations since the environment was made."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -36,16 +36,16 @@ class Samples(gym.Env[Any, Any]):
         if seed is not None:
             self.observation_space.seed(seed)
         self.now = 0
-        return self._show(), {}
+        return self._next_obs(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.actions.append(action)
         self.now += 1
-        return self._show(), float(self.now), False, self.now == self.length, {}
+        return self._next_obs(), float(self.now), False, self.now == self.length, {}
 
-    def _show(self) -> Any:
-        self.shown.append(self.observation_space.sample())
-        return self.shown[-1]
+    def _next_obs(self) -> Any:
+        self.observations.append(self.observation_space.sample())
+        return self.observations[-1]
 
 
 def as_tree(value: Any) -> Any:

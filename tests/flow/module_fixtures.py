@@ -1,4 +1,4 @@
-"""Fixtures with the scope of a module, imported there instead of the usual ones.
+"""Fixtures of module scope, which replace those of conftest.py in the modules that import them.
 
 For modules with many tests that leave nothing on the actors: starting actors on Ray takes longer than the tests.
 """
@@ -28,4 +28,4 @@ def module_actors(engine: Engine) -> list[Actor]:
 
 @pytest.fixture(scope="module", name="no_leaks")
 def skip_leak_check() -> None:
-    """Skip the check after every test, since the engine of the module stays open."""
+    """Skip the leak check after every test, because the engine stays open until the end of the module."""

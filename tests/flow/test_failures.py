@@ -48,7 +48,7 @@ def test_a_restarted_shard_continues_after_the_last_item(
     shards = ParIter.from_range(24, fragile).for_each(dies).for_each(lambda x: -x).on_failure("restart")
     flow = shards.gather_sync().flatten() if gather == "gather_sync" else shards.gather_async()
     run, events = start_and_record(flow)
-    assert sorted(run) == sorted(-x for x in range(24))  # nothing is lost or repeated, and the operators are back
+    assert sorted(run) == sorted(-x for x in range(24))  # nothing is lost or repeated, and the operators are recreated
     assert run.counts == {"restarted": 1, "lost": 0}
     (event,) = events_of_kind(events, "restarted")
     assert (event.data["shard"], event.data["actor"], event.data["lost"]) == (0, "fragile-0", 0)

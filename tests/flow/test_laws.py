@@ -50,7 +50,7 @@ def test_every_run_starts_from_the_source(actors: list[Actor]) -> None:
 def test_an_iterator_can_be_read_only_once() -> None:
     flow = Iter.from_items(iter("ab"))
     assert list(flow) == ["a", "b"]
-    with pytest.raises(FlowError, match=r"read before.*Give a function that returns a new one"):
+    with pytest.raises(FlowError, match=r"read before.*Pass a function that returns a new one"):
         list(flow)
 
 
@@ -154,7 +154,7 @@ def test_gather_async_1_starts_the_next_item_only_when_polled(actors: list[Actor
             assert source.actor is actors[number]
             assert source.actor.call("get", "count").result(GENEROUS) == received[number]
             send_msg(source, "set_weights", version, version=version)
-    for actor in actors:  # every item but the first was made after the message about the previous one
+    for actor in actors:  # every item but the first was produced after the message about the previous one
         kinds = [kind for kind, _ in log_of(actor)]
         assert kinds[: 2 * received[actors.index(actor)]] == ["make", "weights"] * received[actors.index(actor)]
 
@@ -228,10 +228,10 @@ def test_a_branch_that_ends_leaves_the_union() -> None:
 
 
 def test_union_can_read_a_branch_without_emitting_its_items() -> None:
-    seen: list[int] = []
-    flow = union(store=Iter.from_range(4).for_each(seen.append), train=Iter.from_items("abcd"), emit=["train"])
+    stored: list[int] = []
+    flow = union(store=Iter.from_range(4).for_each(stored.append), train=Iter.from_items("abcd"), emit=["train"])
     assert list(flow) == ["a", "b", "c", "d"]
-    assert seen == [0, 1, 2, 3]
+    assert stored == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("join", [union, union_async])
@@ -275,13 +275,13 @@ def test_union_async_does_not_wait_for_a_pending_branch(actors: list[Actor]) -> 
 def test_union_async_starves_no_branch(actors: list[Actor]) -> None:
     always = Iter.from_items(lambda: iter(lambda: "always", None))
     flow = union_async(always, create(actors[:1], "make").gather_async(), create(actors[1:], "make").gather_async())
-    seen: Tally[Any] = Tally()
+    counts: Tally[Any] = Tally()
     until = time.monotonic() + GENEROUS
     for item in flow:
-        seen[item if item == "always" else item[0]] += 1
-        if min(seen["always"], seen[0], seen[1]) >= 3 or time.monotonic() > until:
+        counts[item if item == "always" else item[0]] += 1
+        if min(counts["always"], counts[0], counts[1]) >= 3 or time.monotonic() > until:
             break
-    assert min(seen["always"], seen[0], seen[1]) >= 3
+    assert min(counts["always"], counts[0], counts[1]) >= 3
 
 
 def test_a_shard_gets_its_next_request_before_its_branch_has_a_turn(actors: list[Actor]) -> None:
@@ -297,11 +297,11 @@ def test_a_shard_gets_its_next_request_before_its_branch_has_a_turn(actors: list
 
 def test_every_branch_of_a_split_sees_every_item_in_order(actors: list[Actor]) -> None:
     branches = ParIter.from_range(20, actors).gather_sync().flatten().split("a", "b", "c")
-    seen: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    received: dict[int, list[int]] = {0: [], 1: [], 2: []}
     numbered = [branch.for_each(lambda x, n=number: (n, x)) for number, branch in enumerate(branches)]
     for number, value in union_async(*numbered):
-        seen[number].append(value)
-    assert seen == {number: list(range(20)) for number in range(3)}
+        received[number].append(value)
+    assert received == {number: list(range(20)) for number in range(3)}
 
 
 @pytest.mark.parametrize("join", [union, union_async])
@@ -328,11 +328,11 @@ def test_the_branch_that_is_behind_is_served_first() -> None:
 
 def test_a_branch_that_is_not_read_is_named_in_the_error() -> None:
     left, _ = Iter.from_range(100).split("left", "right", buffer=5)
-    seen = []
+    received = []
     message = r"branch 'right' of split\(left, right\).*test_laws.py:\d+.*which is not read in this flow.*5 items"
     with pytest.raises(FlowError, match=message):
-        seen.extend(left)
-    assert seen == [0, 1, 2, 3, 4]
+        received.extend(left)
+    assert received == [0, 1, 2, 3, 4]
 
 
 def test_branches_read_at_different_rates_are_an_error_not_a_deadlock() -> None:
@@ -378,8 +378,8 @@ def test_operators_on_the_shards(actors: list[Actor]) -> None:
     assert sorted(numbers.shuffle(3, seed=2).gather_async()) == list(range(12))
     assert list(numbers.take(2).gather_sync().flatten()) == [0, 1, 2, 3]
     assert list(numbers.select_shards(1).gather_async().take(2)) == [1, 3]
-    both = numbers.take(1).union(ParIter.from_items(["x", "y"], actors)).gather_sync()
-    assert list(both) == [[0, 1, "x", "y"]]
+    joined = numbers.take(1).union(ParIter.from_items(["x", "y"], actors)).gather_sync()
+    assert list(joined) == [[0, 1, "x", "y"]]
     assert list(ParIter.from_iterators([[1, 2], lambda: iter("a")], actors).gather_sync()) == [[1, "a"], [2]]
     assert list(numbers.batch_across_shards().take(1)) == [[0, 1]]
     assert list(create(actors, "make").take(2).gather_sync()) == [[(0, 1), (1, 1)], [(0, 2), (1, 2)]]
@@ -439,8 +439,8 @@ def test_runs_are_independent(actors: list[Actor]) -> None:
     assert next(first) == [6, 9]
     for run in (first, second):
         run.close()
-    both = union(ParIter.from_range(4, actors).gather_sync(), ParIter.from_range(4, actors).gather_sync())
-    assert list(both) == [[0, 1], [0, 1], [2, 3], [2, 3]]
+    joined = union(ParIter.from_range(4, actors).gather_sync(), ParIter.from_range(4, actors).gather_sync())
+    assert list(joined) == [[0, 1], [0, 1], [2, 3], [2, 3]]
 
 
 def test_a_stream_can_be_read_by_one_operator_only(actors: list[Actor]) -> None:
@@ -459,7 +459,7 @@ def test_an_actor_can_run_a_flow(engine: Engine, inner: str) -> None:
         aggregator.call("shut_down").result(GENEROUS)
 
 
-def test_step() -> None:
+def test_step_returns_the_next_item() -> None:
     flow = Iter.from_range(3)
     assert [next(flow), flow.step(), flow.step()] == [0, 1, 2]
     with pytest.raises(StopIteration):
@@ -536,7 +536,7 @@ def test_shards_work_while_the_learner_is_busy(engine: Engine) -> None:
     run.close()
 
 
-def test_a_flow_without_actors_waits_without_an_engine() -> None:
+def test_a_flow_without_actors_can_wait_for_a_thread() -> None:
     flow = Iter.from_range(4).for_each(lambda x: time.sleep(0.01) or x, on="thread", queue=1)
     assert list(flow) == [0, 1, 2, 3]
 

@@ -1,4 +1,4 @@
-"""Random plans over finite sources: they end, lose and repeat nothing, and agree between the engines."""
+"""Random plans over finite sources: they end, lose and repeat no item, and give the same items on all engines."""
 
 from collections import Counter as Tally
 from collections.abc import Callable
@@ -142,8 +142,8 @@ def extended(draw: st.DrawFn, children: st.SearchStrategy[Case]) -> Case:
         in_turn = draw(st.booleans())
 
         def join(actors: list[Actor]) -> Iter[Any]:
-            both = case.make_flow(actors), other.make_flow(actors)
-            return union(*both, weights=weights) if in_turn else union_async(*both)
+            branches = case.make_flow(actors), other.make_flow(actors)
+            return union(*branches, weights=weights) if in_turn else union_async(*branches)
 
         ordered = case.ordered and other.ordered and in_turn
         return Case(
@@ -169,11 +169,11 @@ def check(case: Case, actors: list[Actor]) -> None:
             assert items == list(case.make_flow([inline.spawn(Counter)]))
 
 
-# No time limits: they would test the machine.
+# No time limits: they would depend on the machine.
 COMMON: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": True}
 
 
-def test_random_plans(engine: Engine, actors: list[Actor]) -> None:
+def test_random_plans_produce_every_item_once(engine: Engine, actors: list[Actor]) -> None:
     @settings(max_examples=200 if engine.name == "inline" else 25, **COMMON)
     @given(CASES)
     def run(case: Case) -> None:
@@ -182,7 +182,7 @@ def test_random_plans(engine: Engine, actors: list[Actor]) -> None:
     run()
 
 
-def test_random_plans_restored(engine: Engine, actors: list[Actor]) -> None:
+def test_restored_random_plans_produce_the_remaining_items(engine: Engine, actors: list[Actor]) -> None:
     """The items before a state was saved and those after it is restored are together all items."""
 
     @settings(max_examples=100 if engine.name == "inline" else 15, **COMMON)

@@ -81,7 +81,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.mark.parametrize("index", range(len(INFERRED)), ids=list(INFERRED))
-def test_inferred(reports: list[str], index: int) -> None:
+def test_mypy_infers_the_type(reports: list[str], index: int) -> None:
     expected = list(INFERRED.values())[index]
     text = re.sub(r"raceway\.flow\._\w+\.", "", reports[index])
     assert f'Revealed type is "{expected}"' in text
@@ -89,5 +89,5 @@ def test_inferred(reports: list[str], index: int) -> None:
 
 
 @pytest.mark.parametrize("index", range(len(REJECTED)), ids=REJECTED)
-def test_rejected(reports: list[str], index: int) -> None:
+def test_mypy_rejects_the_program(reports: list[str], index: int) -> None:
     assert "error:" in reports[len(INFERRED) + index]

@@ -45,7 +45,7 @@ def impala_training(learner_on: str, engine: str, **settings: Any) -> Training:
 
 @pytest.mark.parametrize("engine", ["inline", "process"])
 @pytest.mark.parametrize("learner_on", ["driver", "thread", "actor"])
-def test_it_learns_wherever_it_runs(learner_on: str, engine: str) -> None:
+def test_the_learner_trains_on_the_driver_a_thread_or_an_actor(learner_on: str, engine: str) -> None:
     training = impala_training(learner_on, engine, iterations=30)
     before = training.policy.sha256()
     with training.open_flow(run=True) as flow:

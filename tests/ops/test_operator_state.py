@@ -55,7 +55,7 @@ from raceway.state import Stateful, restore, state_of
 
 
 class Parts:
-    """What operators are constructed with, besides constants."""
+    """The arguments of operators that are not constants."""
 
     def __init__(self, workers: list[Actor], shards: list[Actor]) -> None:
         policy = make_policy(spaces.Box(-1, 1, (2,)), spaces.Discrete(2), hidden=(4,), seed=0, kind="values")

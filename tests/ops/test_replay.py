@@ -153,7 +153,7 @@ def test_samples_wait_for_rows(engine: Engine) -> None:
 def test_a_shard_that_dies_is_counted_and_restarted(engine: Engine) -> None:
     shards = shards_of(engine, 2, capacity=40)
     store = StoreToReplay(shards)
-    for number in range(7):  # 4 batches of 10 to the first, which holds 20, and 3 to the samples
+    for number in range(7):  # 4 batches of 10 to the first, which holds 20, and 3 to the second
         store(rows(10 * number, 10))
     assert [shard.call("counts").result().alive for shard in shards] == [20, 20]
     assert store.counts == ReplayCounts(inserted=70, alive=40, evicted=30, lost=0)
@@ -241,7 +241,7 @@ def test_priorities_need_one_source_and_a_value(engine: Engine) -> None:
     store(rows(0, 10))
     store(rows(10, 10))
     stats = TrainStats(num_steps=0, returns=np.zeros(0), lengths=np.zeros(0))
-    with pytest.raises(FlowError, match="gave no priorities"):
+    with pytest.raises(FlowError, match="returned no priorities"):
         next(iter(parallel_replay(shards).for_each(lambda _: stats).for_each(UpdatePriorities())))
     stats.priorities = (np.zeros(1, int), np.zeros(1))
     both = parallel_replay(shards, synchronous=True).batch(2).for_each(lambda _: stats).for_each(UpdatePriorities())

@@ -27,7 +27,7 @@ def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
 
 
 @given(st.integers(1, 12), st.lists(st.integers(0, 30), max_size=8))
-def test_holds_the_newest(capacity: int, sizes: list[int]) -> None:
+def test_the_newest_rows_are_held(capacity: int, sizes: list[int]) -> None:
     replay, total = Replay(capacity), 0
     for size in sizes:
         replay.insert(rows(total, size))
@@ -136,7 +136,7 @@ def test_a_state_of_another_capacity_is_refused() -> None:
 
 @given(st.integers(4, 40), st.lists(st.integers(0, 25), min_size=1, max_size=8), st.integers(0, 2**32 - 1))
 def test_frames_stored_once_give_the_same_samples(capacity: int, sizes: list[int], seed: int) -> None:
-    """A buffer of frames may evict rows earlier, when it has no room for frames; not with so few."""
+    """A buffer of frames evicts rows earlier if it has no room for their frames, but not with as few rows as here."""
     random = np.random.default_rng(seed)
     plain, frames = Replay(capacity), Replay(capacity, stacked=True)
     for number, size in enumerate(sizes):

@@ -83,7 +83,7 @@ def test_an_observation_is_copied_into_its_row_only() -> None:
     np.testing.assert_array_equal(arrays["pair"]["1"]["x"], [0, 1, 0])
 
 
-def test_all_rows_at_once() -> None:
+def test_all_rows_are_filled_at_once() -> None:
     arrays = empty(NESTED, (2,))
     fill(arrays, slice(None), {"place": [[1, 2], [3, 4]], "pair": (np.array([1, 2]), {"x": np.array([0, 1])})})
     np.testing.assert_array_equal(arrays["place"], [[1, 2], [3, 4]])

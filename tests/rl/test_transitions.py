@@ -1,4 +1,4 @@
-"""Transitions and sequences: by hand, against a slow reference, and from collected fragments."""
+"""Transitions and sequences: by hand, against a plain loop, and from collected fragments."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ def rows(batch: Batch) -> list[tuple[float, ...]]:
     return sorted(zip(*(batch[name].tolist() for name in NAMES), strict=True))
 
 
-def test_one_step_by_hand() -> None:
+def test_one_step_transitions_by_hand() -> None:
     batch = fragment([[1, 10], [2, 20], [3, 30]], {(1, 0): "terminated", (0, 1): "truncated"})
     transitions, held = n_step_transitions(batch, 0.5)
     assert held is None
@@ -52,7 +52,7 @@ def test_one_step_by_hand() -> None:
     ]
 
 
-def test_two_steps_by_hand_over_two_fragments() -> None:
+def test_two_step_transitions_by_hand_over_two_fragments() -> None:
     first, second = fragment([[1], [2], [4]], {}), fragment([[8], [16]], {(0, 0): "terminated"}, first=3)
     transitions, held = n_step_transitions(first, 0.5, 2)
     assert rows(transitions) == [(0, 0, 2, 0.25, 2), (1, 1, 4, 0.25, 3)]
@@ -62,7 +62,7 @@ def test_two_steps_by_hand_over_two_fragments() -> None:
     assert rows(transitions) == [(4, 4, 32, 0.25, 6)]
 
 
-def slow(stream: Batch, gamma: float, n: int) -> list[tuple[float, ...]]:
+def reference_transitions(stream: Batch, gamma: float, n: int) -> list[tuple[float, ...]]:
     """Compute the transitions of one slot step by step."""
     transitions = []
     length = len(stream["reward"])
@@ -90,7 +90,7 @@ def slow(stream: Batch, gamma: float, n: int) -> list[tuple[float, ...]]:
     st.integers(1, 4),
     st.lists(st.integers(1, 5), min_size=12, max_size=12),
 )
-def test_fragments_may_be_cut_anywhere(ends: list[str], n: int, cuts: list[int]) -> None:
+def test_transitions_do_not_depend_on_where_fragments_are_cut(ends: list[str], n: int, cuts: list[int]) -> None:
     rewards = [[float(step + 1)] for step in range(len(ends))]
     whole = fragment(rewards, {(step, 0): end for step, end in enumerate(ends) if end})
     actual, held, begin = [], None, 0
@@ -103,12 +103,12 @@ def test_fragments_may_be_cut_anywhere(ends: list[str], n: int, cuts: list[int])
         transitions, held = n_step_transitions(part, 0.9, n, held)
         actual += rows(transitions)
         begin += size
-    np.testing.assert_allclose(sorted(actual), sorted(slow(whole, 0.9, n)), rtol=1e-6)
+    np.testing.assert_allclose(sorted(actual), sorted(reference_transitions(whole, 0.9, n)), rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [1, 3])
-def test_environments_with_every_kind_of_reset(kind: str, n: int) -> None:
+def test_transitions_of_environments_with_every_autoreset_mode(kind: str, n: int) -> None:
     envs = [Counting(name, plan) for name, plan in enumerate([(3, -2, 4), (-1, 5)])]
     slots = slots_of(kind, envs)
     policy = make_policy(slots.observation_space, slots.action_space, "mlp", (4,), seed=0)
@@ -144,30 +144,28 @@ def test_environments_with_every_kind_of_reset(kind: str, n: int) -> None:
 
 def test_sequences_by_hand() -> None:
     batch = fragment([[1, 10], [2, 20], [3, 30], [4, 40], [5, 50]], {(1, 0): "truncated", (2, 1): "terminated"})
-    transitions, held = sequences(batch, 2)
-    assert transitions["obs"].tolist() == [[0, 1], [100, 101], [2, 3], [102, 103]]
-    assert transitions["reward"].tolist() == [[1, 2], [10, 20], [3, 4], [30, 40]]
-    assert transitions["last_obs"].tolist() == [2, 102, 4, 104]
-    assert transitions["mask"].tolist() == [[True, False], [True, True], [True, True], [True, True]]
-    assert transitions["terminated"].tolist() == [[False, False], [False, False], [False, False], [True, False]]
-    transitions, held = sequences(fragment([[6, 60]], {}, first=5), 2, 0, held)
-    assert transitions["obs"].tolist() == [[4, 5], [104, 105]]
+    windows, held = sequences(batch, 2)
+    assert windows["obs"].tolist() == [[0, 1], [100, 101], [2, 3], [102, 103]]
+    assert windows["reward"].tolist() == [[1, 2], [10, 20], [3, 4], [30, 40]]
+    assert windows["last_obs"].tolist() == [2, 102, 4, 104]
+    assert windows["mask"].tolist() == [[True, False], [True, True], [True, True], [True, True]]
+    assert windows["terminated"].tolist() == [[False, False], [False, False], [False, False], [True, False]]
+    windows, held = sequences(fragment([[6, 60]], {}, first=5), 2, 0, held)
+    assert windows["obs"].tolist() == [[4, 5], [104, 105]]
     assert held is None
 
 
 @given(st.integers(1, 5), st.data())
-def test_sequences_of_fragments_cut_anywhere(length: int, data: st.DataObject) -> None:
+def test_sequences_do_not_depend_on_where_fragments_are_cut(length: int, data: st.DataObject) -> None:
     overlap = data.draw(st.integers(0, length - 1))
     total = data.draw(st.integers(1, 20))
     actual: list[list[float]] = []
     held, begin = None, 0
     while begin < total:
         size = data.draw(st.integers(1, total - begin))
-        transitions, held = sequences(fragment([[1.0]] * size, {}, first=begin), length, overlap, held)
-        actual += transitions["obs"].tolist() if transitions else []
-        assert not transitions or transitions["last_obs"].tolist() == [
-            obs[-1] + 1 for obs in transitions["obs"].tolist()
-        ]
+        windows, held = sequences(fragment([[1.0]] * size, {}, first=begin), length, overlap, held)
+        actual += windows["obs"].tolist() if windows else []
+        assert not windows or windows["last_obs"].tolist() == [obs[-1] + 1 for obs in windows["obs"].tolist()]
         begin += size
     starts = range(0, total - length + 1, length - overlap)
     assert actual == [[float(start + step) for step in range(length)] for start in starts]

@@ -33,7 +33,7 @@ def counting(plans: Sequence[Sequence[int]] = PLANS, **more: Any) -> list[Counti
 
 def assert_whole(batch: Batch, envs: Sequence[Counting], counts: Sequence[int], since: Sequence[int]) -> None:
     """Compare a batch with the episodes of its environments: the first `counts` of each, after number `since`."""
-    episodes = [ep for env, num, then in zip(envs, counts, since, strict=True) for ep in env.since(then)[:num]]
+    episodes = [ep for env, num, first in zip(envs, counts, since, strict=True) for ep in env.since(first)[:num]]
     assert len(episodes) == sum(counts)
     np.testing.assert_array_equal(batch["length"], [len(ep.steps) for ep in episodes])
     np.testing.assert_array_equal(batch["obs"], np.reshape([obs for ep in episodes for obs in ep.obs[:-1]], (-1, 3)))
@@ -215,7 +215,7 @@ def test_fragments_of_episodes_that_end_together(kind: str) -> None:
 
 
 @kinds
-def test_one_environment_alone(kind: str) -> None:
+def test_fragments_of_a_single_environment(kind: str) -> None:
     envs = counting([[3, -1, 5]])
     collector = collector_of(kind, envs)
     assert_fragments([collector.fragment(4, number) for number in range(6)], envs, kind)
@@ -268,15 +268,15 @@ def test_nested_observations(kind: str) -> None:
     batch = collector.episodes([1, 1])
     for slot, (begin, length) in enumerate([(0, 3), (3, 5)]):
         for step in range(length):
-            assert_same(row_of(batch["obs"], begin + step), as_tree(envs[slot].shown[step]))
-        assert_same(row_of(batch["final_obs"], slot), as_tree(envs[slot].shown[length]))
+            assert_same(row_of(batch["obs"], begin + step), as_tree(envs[slot].observations[step]))
+        assert_same(row_of(batch["final_obs"], slot), as_tree(envs[slot].observations[length]))
     for env in envs:
-        env.shown.clear()
+        env.observations.clear()
     fragment = collector.fragment(4)
     for step in range(3):
-        assert_same(row_of(fragment["obs"], (step, 0)), as_tree(envs[0].shown[step]))
-    assert_same(row_of(fragment["final_obs"], 0), as_tree(envs[0].shown[3]))
-    assert_same(row_of(fragment["last_obs"], 1), as_tree(envs[1].shown[4]))
+        assert_same(row_of(fragment["obs"], (step, 0)), as_tree(envs[0].observations[step]))
+    assert_same(row_of(fragment["final_obs"], 0), as_tree(envs[0].observations[3]))
+    assert_same(row_of(fragment["last_obs"], 1), as_tree(envs[1].observations[4]))
 
 
 @pytest.mark.parametrize("num", [1, 3])

@@ -129,7 +129,7 @@ def test_the_slot_is_unknown_if_a_vector_raises(kind: str, episode: int, step: i
     assert isinstance(error.__cause__.__cause__, RuntimeError)
 
 
-def test_in_a_later_call() -> None:
+def test_location_in_a_later_call() -> None:
     """Rows left over from earlier calls are not part of the episode."""
     collector, _ = faulty("stepped", "raises", 7, 2)
     for number in range(3):

@@ -1,4 +1,4 @@
-"""Environments are restored to where they were, by repeating their open episodes."""
+"""Environments are restored to their saved state, by repeating their open episodes."""
 
 import logging
 import pickle
@@ -61,7 +61,7 @@ def assert_equal(batch: Batch, other: Batch) -> None:
 
 @pytest.mark.parametrize("network", ["mlp", "lstm"])
 @pytest.mark.parametrize("name", ENVS)
-def test_fragments_continue_where_they_were(name: str, network: str) -> None:
+def test_fragments_continue_exactly_after_a_restoration(name: str, network: str) -> None:
     if network == "lstm" and name in ("lives", "sticky"):
         network = "mlp"  # images need a convolutional network
     first = collector_of(ENVS[name], network)
@@ -79,7 +79,7 @@ def test_fragments_continue_where_they_were(name: str, network: str) -> None:
     restored.close()
 
 
-def test_whole_episodes_of_a_game_continue_it() -> None:
+def test_the_lives_of_a_game_continue_exactly_after_a_restoration() -> None:
     first = collector_of(ENVS["lives"])
     for number in range(3):
         first.episodes([1, 2, 1], number)

@@ -54,7 +54,7 @@ class Constant(nn.Module):
         (EnvSettings("point"), {"kind": "actor-critic", "normalise": True}),
     ],
 )
-def test_the_same_seed_gives_the_same_numbers(env: EnvSettings, settings: dict[str, Any], deterministic: bool) -> None:
+def test_the_same_seed_gives_the_same_returns(env: EnvSettings, settings: dict[str, Any], deterministic: bool) -> None:
     policy = policy_for(env, **settings)
     first, again, other = (evaluate(policy, env, 10, seed=seed, deterministic=deterministic) for seed in (3, 3, 4))
     assert first.returns.shape == first.lengths.shape == (10,)
@@ -142,7 +142,7 @@ def q_policy(epsilon: list[float]) -> Policy:
     return policy
 
 
-def test_deterministic_is_greedy() -> None:
+def test_a_deterministic_q_policy_is_greedy() -> None:
     result = evaluate(q_policy([1.0]), EnvSettings(Odd), 6, seed=0)  # its reward is its action
     assert result.returns.tolist() == [8.0] * 6
 
@@ -216,7 +216,7 @@ def test_whole_games_are_evaluated_with_their_scores() -> None:
 
 
 @pytest.mark.parametrize("vector", ["auto", "envpool"])
-def test_atari_games(vector: str) -> None:
+def test_atari_games_are_evaluated_over_all_lives(vector: str) -> None:
     env = EnvSettings("ALE/Breakout-v5", {"max_episode_steps": 90}, vector)
     policy = make_policy(spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(4), lambda *_: NoAction(), seed=0)
     result = evaluate(policy, env, 3, seed=0, num_envs=2)

@@ -87,7 +87,7 @@ def test_steps_in_which_an_agent_is_absent_are_not_valid() -> None:
     assert batches["b"]["obs"][:, 1, 0].tolist() == [0, 1, 2, 3, 0, 1]
 
 
-def test_the_next_fragment_continues() -> None:
+def test_a_fragment_continues_the_previous_one() -> None:
     long, short = collector(12).fragment(), collector(5)
     parts = [short.fragment(number) for number in range(2)]
     for policy in "ab":
@@ -96,7 +96,7 @@ def test_the_next_fragment_continues() -> None:
     assert parts[0]["b"]["last_obs"].tolist() == parts[1]["b"]["obs"][0].tolist()
 
 
-def test_returns_are_of_each_agent_while_it_was_present() -> None:
+def test_an_agents_return_covers_the_steps_in_which_it_was_present() -> None:
     batches = collector(8, num_envs=2).fragment()
     assert batches["a"]["episode_return"].tolist() == [30.0] * 4
     assert batches["a"]["episode_length"].tolist() == [2] * 4

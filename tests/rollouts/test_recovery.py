@@ -113,7 +113,7 @@ def test_last_observations_stay_in_order() -> None:
     assert batch["final_obs"].tolist() == [[0, 1, 2], [1, 1, 2], [1, 2, 3]]
 
 
-def test_several_fail_in_one_step() -> None:
+def test_several_environments_fail_in_one_step() -> None:
     envs = [Counting(name, [9], Fault("raises", 0, 1)) for name in range(3)]
     batch = collector_of([*envs, *(Counting(name, [9]) for name in (3, 4, 5))], num=3).fragment(4)
     assert not batch["valid"][1].any()
@@ -513,7 +513,7 @@ def test_every_kind_of_error_is_logged(where: str, what: str, caplog: pytest.Log
     assert "in _raise" in caplog.text
 
 
-def test_closing_closes_the_others_too() -> None:
+def test_all_environments_are_closed_although_closing_raises() -> None:
     envs = [Saboteur(name, [3]) for name in range(3)]
     for env in envs:
         env.armed = {"close": ERRORS["usual"]}

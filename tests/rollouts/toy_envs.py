@@ -39,7 +39,7 @@ class Counting(gym.Env[Any, Any]):
     """An environment that observes its name, the number of its episode, and the step within it. All rewards differ.
 
     Args:
-        name: of the environment.
+        name: the environment's name.
         plan: the length of every episode, negative if it is truncated instead of terminated. It is repeated.
         fault: a failure to simulate.
         scale: factor of the observations.

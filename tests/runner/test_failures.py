@@ -144,7 +144,7 @@ def test_two_runners_on_one_engine(rr: Runner) -> None:
         ref = second.put_object(1)
         with pytest.raises(ForeignReference):
             rr.get_object(ref)
-    assert rr.get(rr.service(add)(1)) == 2, "the engine is left open"
+    assert rr.get(rr.service(add)(1)) == 2, "closing the second Runner must leave the engine open"
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_nested_calls_run_while_the_driver_computes(rr: Runner) -> None:
     inner = rr.service(add)
     outer = rr.service(lambda n: rr.get(inner(n)))
     future = outer(1)
-    assert eventually(future.done)  # which does not call into the Runner
+    assert eventually(future.done)  # without ever waiting in the Runner
 
 
 @engines("process")

@@ -1,4 +1,4 @@
-"""Services: what they are created from, and what may be passed to them."""
+"""Creating services, and passing references and futures to them."""
 
 import os
 import time
@@ -13,7 +13,7 @@ from tests.runner import services
 from tests.runner.conftest import REMOTE, engines
 from tests.runner.services import Counter, Multiplier, add
 
-# What a service can be created from.
+# Creating services.
 
 
 def test_service_of_a_function(rr: Runner) -> None:

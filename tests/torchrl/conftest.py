@@ -16,7 +16,7 @@ MakeStorage = Callable[[int], RingStorage]
 
 @pytest.fixture(scope="session", autouse=True)
 def torchrl_shared_counters() -> object:
-    """Start what TorchRL's writers start once a process and never stop: shared counters and their resource tracker."""
+    """Start the shared counters and their resource tracker, which TorchRL's writers start once and never stop."""
     return multiprocessing.Value("i", 0)
 
 
@@ -51,7 +51,7 @@ def rr(request: pytest.FixtureRequest, engine_with_torchrl: Engine) -> Iterator[
 
 @pytest.fixture(params=["local", "object"])
 def make_storage(request: pytest.FixtureRequest) -> Iterator[MakeStorage]:
-    """A function that makes storages of one kind."""
+    """A function that creates storages of one kind."""
     if request.param == "local":
         yield LocalStorage
         return

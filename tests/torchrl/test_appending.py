@@ -79,5 +79,5 @@ def test_an_append_is_one_patch(rr: Runner) -> None:
     assert storage[:]["b", "c"].sum() == 6
 
 
-def test_number_of_rows_is_that_of_every_column() -> None:
+def test_all_columns_have_the_number_of_rows() -> None:
     assert check_num_rows(flatten_batch({"a": np.zeros((4, 9)), "b": np.zeros(4)})) == 4

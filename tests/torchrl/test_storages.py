@@ -41,7 +41,7 @@ def numbers(data: TensorDict) -> list[int]:
 # In a replay buffer.
 
 
-def test_a_replay_buffer(make_storage: MakeStorage) -> None:
+def test_extend_add_and_sample(make_storage: MakeStorage) -> None:
     buffer = ReplayBuffer(storage=make_storage(5), sampler=RandomSampler(), batch_size=8)
     assert len(buffer) == 0
     assert buffer.extend(rows(0, 1, 2)).tolist() == [0, 1, 2]
@@ -70,7 +70,7 @@ def test_extend_returns_the_indices_of_the_rows(make_storage: MakeStorage) -> No
 
 
 @pytest.mark.parametrize("kind", ["tensordict", "dict", "tensors", "bare"])
-def test_kinds_of_data(kind: str, make_storage: MakeStorage) -> None:
+def test_every_kind_of_data_can_be_stored(kind: str, make_storage: MakeStorage) -> None:
     buffer = ReplayBuffer(storage=make_storage(4))
     data = {
         "tensordict": TensorDict({"a": torch.arange(3)}, [3]),
@@ -130,7 +130,7 @@ def segment_trees(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("segment_trees")
-def test_priorities(make_storage: MakeStorage) -> None:
+def test_prioritised_sampling(make_storage: MakeStorage) -> None:
     buffer = TensorDictReplayBuffer(
         storage=make_storage(4), sampler=PrioritizedSampler(4, alpha=1.0, beta=1.0), batch_size=50
     )
@@ -180,7 +180,7 @@ def test_rows_as_arrays(make_storage: MakeStorage) -> None:
         storage.columns([3])
 
 
-def test_missing_rows(make_storage: MakeStorage) -> None:
+def test_reading_missing_rows_raises(make_storage: MakeStorage) -> None:
     storage = make_storage(5)
     with pytest.raises(ReplayEmpty, match="no rows yet"):
         storage.get(slice(None))
@@ -194,7 +194,7 @@ def test_missing_rows(make_storage: MakeStorage) -> None:
     assert storage.contains(torch.tensor([0, 3])).tolist() == [True, False]
 
 
-def test_sampling_an_empty_storage(make_storage: MakeStorage) -> None:
+def test_sampling_an_empty_storage_raises(make_storage: MakeStorage) -> None:
     storage = make_storage(5)
     with pytest.raises(RuntimeError, match="empty storage"):
         ReplayBuffer(storage=storage, batch_size=2).sample()
@@ -226,7 +226,7 @@ def test_rows_are_copied_in_and_out(make_storage: MakeStorage) -> None:
 
 
 def test_every_row_is_equally_likely(make_storage: MakeStorage) -> None:
-    """After wrapping around, with patches of many sizes, some larger than the storage."""
+    """Also after wrapping around, with patches of many sizes, some larger than the storage."""
     storage, number, random = make_storage(97), 0, np.random.default_rng(2)
     buffer = ReplayBuffer(storage=storage, sampler=RandomSampler(), generator=torch.Generator().manual_seed(0))
     for size in [*random.integers(1, 60, 30).tolist(), 150, 1, 33]:
@@ -343,7 +343,7 @@ def test_state_is_a_copy(make_storage: MakeStorage) -> None:
     assert state["rows"]["number",].tolist() == [0, 1, 2]
 
 
-def test_empty(make_storage: MakeStorage) -> None:
+def test_an_emptied_storage_accepts_other_columns(make_storage: MakeStorage) -> None:
     buffer = ReplayBuffer(storage=make_storage(4), batch_size=2)
     buffer.extend(rows(*range(6)))
     buffer.empty()
@@ -487,7 +487,7 @@ def test_a_storage_that_is_not_live_reads_only_on_refresh(rr: Runner) -> None:
     LocalStorage(3).refresh()
 
 
-def test_a_reader_that_missed_rows(rr: Runner) -> None:
+def test_a_reader_that_missed_rows_has_the_newest(rr: Runner) -> None:
     storage = ObjectStorage(rr, 10)
     reader = rr.service(Holder(storage))
     appender = storage.appender()

@@ -100,7 +100,7 @@ class ProcessEngine(EngineCore):
             )
         num_gpus = len(visible_gpus())
         if needs.gpus > num_gpus:
-            raise ResourceError(f"{needs.gpus:g} gpus were asked for, but this machine has {num_gpus}")
+            raise ResourceError(f"{needs.gpus:g} gpus were requested, but this machine has {num_gpus}")
 
     def _new_actor(self, *args: Any) -> ProcessActor:
         return ProcessActor(self, *args)

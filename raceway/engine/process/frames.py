@@ -5,7 +5,7 @@
     if there are handles: their number and ids
     the pickle, unless it is large: then it is the last buffer
 
-Frames are small whatever they carry, so reading one never takes long, and a worker that stops in the middle of one does
+Frames are always small, so reading one never takes long, and a worker that stops in the middle of one does
 not hold up the driver.
 """
 

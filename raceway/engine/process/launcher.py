@@ -2,10 +2,10 @@
 
 A fork of the driver would copy the locks of its threads in whatever state they are; a fresh interpreter for each worker
 would take 100 ms of imports. So the driver starts one fresh interpreter that has imported what a worker needs and
-nothing else, and that one forks. As the workers' parent it also knows how each of them ended.
+nothing else, and that interpreter forks. As the workers' parent it also knows how each of them ended.
 
 Workers die with their driver: they hold the read end of a pipe whose write end the driver has, set up so that the
-kernel kills the launcher's whole process group when that end closes. It works even if a worker is stopped or deep in C
+kernel kills the launcher's whole process group when that end closes. This works even if a worker is stopped or deep in C
 code.
 """
 

@@ -1,7 +1,7 @@
 """The worker process of the process engine: one actor, one socket, one thread.
 
 The loop reads frames, runs calls and sends results. While a call waits for the driver's reply to a request (a nested
-call), it reads the same socket on, so that replies and new calls are received; other threads of the user may wait too.
+call), it keeps reading the same socket, so that replies and new calls are received; threads of the user may wait too.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class Worker:
     def _return_calls(self, ids: list[int]) -> None:
         self._send_frame(frames.bare_frame(frames.RETURN_CALLS, 0, struct.pack(f"<{len(ids)}Q", *ids)))
 
-    # What calls can ask of the driver: see `driver_client.DriverClient`.
+    # Requests to the driver: see `driver_client.DriverClient`.
 
     def _read_stored(self, id: int) -> Any:
         return _codec.decode(self._stored_values[id])

@@ -4,7 +4,7 @@ engine.py       RayEngine: starts, calls and ends actors
 cluster.py      starting or joining Ray, and its resources
 wire.py         packing and unpacking values for Ray
 actor_host.py   what runs inside a Ray actor
-mailbox.py      requests of actors to the driver, and noticing dead actors
+mailbox.py      requests from actors to the driver, and noticing dead actors
 completions.py  whether a waiting thread asks Ray for a result, or Ray notifies the engine
 modules.py      shipping the user's modules
 node_memory.py  shared memory between the driver and the actors on its node

@@ -52,7 +52,7 @@ class ActorStarter:
     """Starts Ray actors.
 
     Args:
-        uid: the engine's.
+        uid: the uid of the engine.
         is_local: whether Ray runs on this machine only and its workers have inherited the environment.
     """
 

@@ -1,10 +1,10 @@
-"""Who delivers a result: either the thread that waits asks Ray for it, or Ray notifies the engine.
+"""How a result is delivered: either the thread that waits asks Ray for it, or Ray notifies the engine.
 
-To be notified of every result costs a fifth of a small call. So a thread that waits for nothing but calls asks Ray for
-them itself, and Ray is asked to notify only of calls that no thread has come to wait for within a few milliseconds.
+A notification costs a fifth of a small call. So a thread that waits only for calls asks Ray for their results itself,
+and Ray notifies only of calls that no thread has started to wait for within a few milliseconds.
 
-Ray notifies on its own threads. These only put the result into an inbox, which is emptied in the reactor's loop: a
-thread of Ray's that waited for the engine's lock, held by a thread that waits for Ray, would never wake.
+Ray notifies on its own threads. These only put the result into an inbox, which is emptied in the reactor's loop: if
+a thread of Ray waited for the engine's lock, and the thread that holds it waited for Ray, neither would ever wake.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from raceway.engine._reactor import Reactor
 from raceway.engine.base import Future
 from raceway.engine.ray import ray
 
-_FRESH_SECONDS = 0.005  # within which a thread may come to wait for a call that was just sent
-_RETURN_SECONDS = 0.05  # within which a thread that asked for results may come again
+_FRESH_SECONDS = 0.005  # within which a thread may start to wait for a call that was just sent
+_RETURN_SECONDS = 0.05  # within which a thread that asked for results may ask again
 _QUICK_SECONDS = 0.0003  # a result that took less had arrived, or nearly
 
 Deliver = Callable[[Any], None]
@@ -38,12 +38,12 @@ class Completions:
         self._lock = reactor.lock
         self._clock = reactor.clock
         self._tasks: dict[Future[Any], Task] = {}  # the calls that Ray runs
-        self._unnotified: dict[Future[Any], Task] = {}  # those of them of which Ray will not notify
+        self._unnotified: dict[Future[Any], Task] = {}  # those of which Ray will not notify the engine
         self._asked_for: list[Sequence[Future[Any]]] = []  # the futures for which threads are asking Ray now
         self._last_asked = -math.inf  # when a thread last asked
-        self._results_are_quick = False  # results come as quickly as they are asked for, so several may be ready
+        self._results_are_quick = False  # the last request returned at once, so several results may be ready
         self._timer_is_set = False  # of `_notify_if_idle`
-        self._postponed = False  # whether that was postponed, for a thread that may come again to ask
+        self._postponed = False  # whether that was postponed, for a thread that may ask again
         self._inbox: deque[tuple[Deliver, Any]] = deque()
         self._bell_rung = False  # whether the reactor was woken since the inbox was last emptied
         self._bell_out, self._bell_in = socket.socketpair()
@@ -72,7 +72,7 @@ class Completions:
     # Asking Ray.
 
     def ask(self, futures: Sequence[Future[Any]], count: int, seconds: float) -> bool:
-        """Wait in Ray for `count` of the calls and deliver what is ready.
+        """Wait in Ray for `count` of the calls and deliver the results that are ready.
 
         Return False, without waiting, if one of the futures is not a call that Ray runs.
         """

@@ -31,10 +31,10 @@ _GRACE_SECONDS = 0.25  # for Ray to end an actor; killed at once, Ray would repo
 class RayEngine(EngineCore):
     """Actors on a Ray cluster.
 
-    A Ray that is initialized already is used, and left running by `close`. After `kill -9` of the driver it is Ray that
-    clears up: it ends the actors of the driver's job. If Ray was started here, the actors are gone after about three
-    seconds (as measured) and two idle agents of Ray after a minute; its directory `/tmp/raceway-*`, which `close` would
-    have removed, stays.
+    A Ray that is initialized already is used, and left running by `close`. After `kill -9` of the driver, Ray
+    itself ends the actors of the driver's job. If Ray was started here, the actors are gone after about three seconds
+    (measured) and two idle agents of Ray after a minute; its directory `/tmp/raceway-*`, which `close` would have
+    removed, stays.
 
     Args:
         address: a cluster to join, as `ray.init` takes it. By default RAY_ADDRESS, or else a local Ray is started.
@@ -69,7 +69,7 @@ class RayEngine(EngineCore):
     ) -> None:
         """Return when `ready()` is true; raise WaitTimeout after `timeout` seconds.
 
-        A thread that waits only for calls asks Ray for their results itself: to be notified of them costs a fifth more.
+        A thread that waits only for calls asks Ray for their results itself: a notification costs a fifth more.
         """
         until = math.inf if timeout is None else time.monotonic() + timeout
         while not ready():
@@ -139,7 +139,7 @@ class RayEngine(EngineCore):
         self._declare_dead(actor, ActorStartError(text, actor.name))
 
     def _died(self, key: int, result: Any) -> None:
-        """Handle a death that the mailbox noticed. If calls are out, they fail, after the results that still arrive."""
+        """Handle a death that the mailbox noticed. Outstanding calls report it themselves, after the last results."""
         actor = self.living.get(key)
         if actor is not None and not actor.submitted and not isinstance(result, BaseException):
             self._declare_died(actor, *result)
@@ -153,7 +153,7 @@ class RayEngine(EngineCore):
         self._declare_dead(actor, failure)
 
     def lose_mailbox(self) -> None:
-        """Declare all actors dead: they can send no requests. Actors that are restarted get a new mailbox."""
+        """Declare all actors dead: without a mailbox they cannot send requests. Restarted actors get a new one."""
         self._mailbox = None
         for actor in list(self.living.values()):
             self._declare_dead(actor, ActorDied(f"{actor.name} died with the mailbox of its engine", actor.name))
@@ -227,7 +227,7 @@ class RayEngine(EngineCore):
         ref, deliver = method(*wires), partial(self._replied, actor, actor.key, id)
         if id == 0:
             self._completions.notify(ref, deliver)
-        elif actor.returns_queued_calls:  # it gets its next call then, whatever threads wait for
+        elif actor.returns_queued_calls:  # it must get its next call then, whatever threads wait for
             self._completions.add_notified_call(actor.calls[id][0], ref, deliver)
         else:
             self._completions.add_call(actor.calls[id][0], ref, deliver)

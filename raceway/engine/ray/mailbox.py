@@ -1,8 +1,8 @@
-"""Requests of actors to the driver, and noticing dead actors.
+"""Requests from actors to the driver, and noticing dead actors.
 
 Requests go through a mailbox, an asynchronous Ray actor, because Ray lets an actor call actors but not the driver. The
-mailbox also watches the actors: it has one call to each that can never start, and that fails at the moment the actor
-dies. A method that blocks would do as well, but then Ray would run the calls off the main thread.
+mailbox also watches the actors: it sends each a call that can never start, and that fails at the moment the actor
+dies. A method that blocks would work too, but then Ray would not run the actor's calls on the main thread.
 """
 
 from __future__ import annotations

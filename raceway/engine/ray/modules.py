@@ -1,4 +1,4 @@
-"""Shipping the user's own modules to a cluster: read on the driver's machine, imported from there by actors."""
+"""Shipping the user's own modules to a cluster: they are read on the driver's machine and imported by actors on any node."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 A value in Ray's object store takes several messages between four processes: for a few hundred kilobytes, a twentieth of
 the time that it takes to collect them. A value in an arena takes none.
 
-The files are the driver's and have no names: an actor opens them through `/proc`, which works where both belong to the
-same user and see the same processes. Where it does not work, and where the memory is used up, values go through Ray's
+The files belong to the driver and have no names: an actor opens them through `/proc`, which works if both run as the
+same user and in the same process namespace. If it does not work, or the memory is used up, values go through Ray's
 object store.
 """
 
@@ -26,16 +26,16 @@ from raceway.engine.shared_memory.control_file import NUM_ROWS, ControlFile, ano
 from raceway.errors import SharedMemoryError
 
 _MEMORY_FRACTION = 8  # use at most an eighth of the memory
-_PAUSE_SECONDS = 1.0  # without another attempt to find room; each one searches the whole arena
+_PAUSE_SECONDS = 1.0  # before another attempt to find room, because each searches the whole arena
 Location = tuple[int, ...]
 """Where a value lies in an arena: index and offset of its block, and the lengths of its buffers."""
 FileAddress = tuple[str, int, int]
-"""Path, device and inode by which another process finds an open file, and knows that it is the right one."""
+"""Path of an open file for another process, and the device and inode by which it checks that the file is the right one."""
 
 
 @dataclass(frozen=True)
 class SharedMemoryOffer:
-    """What an actor must know to open the files that the driver shares with it."""
+    """The files that the driver shares with an actor, and how the actor opens them."""
 
     index: int
     """Which rows of the control file belong to the actor."""

@@ -1,4 +1,4 @@
-"""Every use of Ray's private API. Each function works, only worse, on a Ray that lacks what it uses.
+"""Every use of Ray's private API. Each function has a fallback for versions of Ray without it.
 
 direct_call              a fifth off the cost of a call; else the public `.remote`
 print_on_stderr          Ray's messages on stderr; else Ray prints some on stdout
@@ -51,7 +51,7 @@ def start_ray(options: Mapping[str, Any], directory: str | None) -> bool:
             ray.init(**options, _temp_dir=directory)
             return True
         except (RuntimeError, TypeError) as error:
-            if "_temp_dir" not in str(error):  # then it is not the option that Ray refuses
+            if "_temp_dir" not in str(error):  # another error than the refusal of this option
                 raise
     ray.init(**options)
     return False

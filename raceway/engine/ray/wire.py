@@ -81,7 +81,7 @@ def pack_reusable(payload: Payload, numbers: Sequence[int] = ()) -> Wire:
 
 
 def fetch(wire: Wire) -> Wire:
-    """Return a wire itself, if it is a reference to one in Ray's object store."""
+    """Return a wire, read from Ray's object store if it is a reference."""
     return ray.get(wire) if isinstance(wire, ray.ObjectRef) else wire
 
 
