@@ -2,7 +2,8 @@
 
 An object with `state()` and `restore(state)` defines its own state; `Stateful` gives it both from a list of attribute
 names. For any other object, the state is every attribute that holds plain data: numbers, text, arrays, random
-generators, and collections of them. Anything else (networks, actor handles, functions) is set by the constructor and not saved.
+generators, and collections of them. Anything else (networks, actor handles, functions) is set by the constructor and
+not saved.
 """
 
 from __future__ import annotations

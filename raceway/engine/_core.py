@@ -393,7 +393,7 @@ class EngineCore(ValueStore):
         raise NotImplementedError
 
     def _end(self, actor: CoreActor) -> None:
-        """End an actor's process and release what the driver shares with it."""
+        """End an actor's process and release the resources that the driver shares with it."""
         raise NotImplementedError
 
     def _reply_arrived(self, actor: CoreActor, id: int) -> bool:
@@ -401,5 +401,5 @@ class EngineCore(ValueStore):
         return False
 
     def _close(self) -> None:
-        """Release what the engine holds, after its actors have ended."""
+        """Release the engine's resources, after its actors have ended."""
         raise NotImplementedError

@@ -231,9 +231,7 @@ class Reactor:
             self._unpark.release()
             self.wake()
             deadline = time.monotonic() + _CLOSE_SECONDS
-            while (
-                self._looping and time.monotonic() < deadline
-            ):  # no thread may sleep on the descriptors that are closed next
+            while self._looping and time.monotonic() < deadline:  # or a thread would poll closed descriptors
                 self.wake()
                 self._follow(0.05)
         if self._thread.is_alive() and threading.current_thread() is not self._thread:

@@ -115,10 +115,14 @@ class SteppedSlots:
         converted = self._convert(actions)
         for slot in active:
             try:
-                next_obs, gained, over, cut, info = envs[slot].step(converted[slot])
-                if type(gained) not in _NUMBERS or type(over) not in _FLAGS or type(cut) not in _FLAGS:
-                    _check_outcome(gained, over, cut)
-                reward[slot], terminated[slot], truncated[slot] = gained, over, cut
+                next_obs, step_reward, is_terminated, is_truncated, info = envs[slot].step(converted[slot])
+                if (
+                    type(step_reward) not in _NUMBERS
+                    or type(is_terminated) not in _FLAGS
+                    or type(is_truncated) not in _FLAGS
+                ):
+                    _check_outcome(step_reward, is_terminated, is_truncated)
+                reward[slot], terminated[slot], truncated[slot] = step_reward, is_terminated, is_truncated
                 if shape is not None and getattr(next_obs, "shape", None) == shape and next_obs.dtype is self._dtype:
                     obs[slot] = next_obs
                 else:

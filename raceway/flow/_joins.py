@@ -107,7 +107,7 @@ class Union(Stage):
 
 
 class Split(Stage):
-    """Passes every item to every branch. A branch that is ahead waits for the others, unless that would block the flow."""
+    """Passes every item to every branch. A branch that is ahead waits for the others while the flow can continue."""
 
     state_attributes = ("queues", "left", "ended")
 

@@ -64,8 +64,8 @@ class ItemRequester(Generic[G]):
             of items lost.
         synchronous: whether answers are used only when those of all guests have arrived.
 
-    An actor works on one movable guest at a time, and guests move to idle actors. So actors that are slow, or have longer
-    items, do fewer of them.
+    An actor works on one movable guest at a time, and guests move to idle actors. So slow actors, or those with
+    longer items, do fewer of them.
     """
 
     def __init__(

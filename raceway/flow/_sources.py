@@ -104,10 +104,7 @@ class SourceReader(Operator):
                 context = {**self.context, "number": self.position}
                 self._items = self.spec.implementation.open(context, self.position)
             value = next(self._items)
-        except (
-            StopIteration,
-            StreamEnd,
-        ):  # from the iterator itself; a StopIteration inside a method arrives as a RuntimeError
+        except (StopIteration, StreamEnd):  # the end; a StopIteration inside a method is a RuntimeError here
             self.ended = True
             return NoItem.END
         except Exception as error:

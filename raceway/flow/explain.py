@@ -251,7 +251,7 @@ def _parts(value: Any) -> Iterable[Any]:
 
 
 def describe_deadlock(nodes: Sequence[Node], blocked: Iterable[Any]) -> str:
-    """Return why a flow cannot continue: branches of a split are read at different rates, or rate limits block all branches."""
+    """Return why a flow cannot continue: branches of a split are read at different rates, or rate limits block all."""
     reasons: dict[str, None] = {}
     for stage in blocked:
         if hasattr(stage, "limiter"):

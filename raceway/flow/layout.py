@@ -263,8 +263,8 @@ def port_x(node: PlacedNode, neighbour: PlacedNode, neighbours: Sequence[PlacedN
 def _space_row(row: Sequence[PlacedNode], preferred: Sequence[float]) -> None:
     """Place the nodes of a row as close to their preferred positions as possible without overlap.
 
-    After subtracting the space that each node needs, the positions must not decrease from left to right. Neighbours that
-    would decrease are pooled at the mean of their preferred positions (isotonic regression).
+    After subtracting the space that each node needs, the positions must not decrease from left to right. Neighbours
+    that would decrease are pooled at the mean of their preferred positions (isotonic regression).
     """
     starts = [0.0]
     for node, following in pairwise(row):

@@ -101,8 +101,10 @@ class RolloutWorker:
         if self._shard_weights:
             self.policy.load(self._shard_weights[shard.number])
         if settings.items_per_task is not None:
-            arguments = {"number": number // settings.items_per_task, "shard": shard.number, "num_shards": shard.total}
-            assign: Any = partial(assign_tasks, seed=settings.seed, **arguments)
+            assign = partial(
+                assign_tasks, seed=settings.seed, number=number // settings.items_per_task,
+                shard=shard.number, num_shards=shard.total,
+            )  # fmt: skip
             assign(collector.slots)
             collector.recovery.prepare = assign
         if settings.fragment_steps is not None:

@@ -68,7 +68,7 @@ class WeightSender:
 
     @property
     def _arguments(self) -> dict[str, Any]:
-        # With several policies there is no single version.
+        """Arguments of `set_weights` besides the weights: the policy's name, if there are several, else the version."""
         return self._policy_name or {"version": self.learner.published_weights[0]}
 
     def send_due(

@@ -57,17 +57,17 @@ def fill(tree: Tree, index: Any, value: Any) -> None:
         parts = {str(key): part for key, part in enumerate(value)} if isinstance(value, tuple) else value
         if not isinstance(parts, Mapping) or not tree.keys() <= parts.keys():
             actual = f"the parts {list(parts)}" if isinstance(parts, Mapping) else f"type {type(value).__name__}"
-            raise ValueError(f"an observation of {actual}, where its space says {list(tree)}")
+            raise ValueError(f"an observation of {actual}; expected {list(tree)}")
         for key, part in tree.items():
             fill(part, index, parts[key])
         return
     obs = np.asarray(value)
     expected = tree.shape[1:] if isinstance(index, int) else tree.shape
     if obs.shape != expected:  # numpy would silently broadcast a smaller one
-        raise ValueError(f"an observation of shape {obs.shape}, where its space says {expected}")
+        raise ValueError(f"an observation of shape {obs.shape}; expected {expected}")
     if not _fits(obs, tree.dtype):  # and convert text to numbers, and NaN to 0
         actual = f"{obs.dtype} {obs.ravel()[:4].tolist()}"
-        raise ValueError(f"an observation of {actual}, where its space says {tree.dtype}")
+        raise ValueError(f"an observation of {actual}; expected {tree.dtype}")
     tree[index] = obs
 
 

@@ -163,10 +163,10 @@ class MultiCollector:
             obs, reward, terminated, truncated, _ = env.step(env_actions)
             remaining = set(env.agents)
             for agent in acted:
-                ends, cut = bool(terminated[agent]), bool(truncated[agent])
-                vanished = agent not in remaining and not (ends or cut)  # counts as truncated
+                is_terminated, is_truncated = bool(terminated[agent]), bool(truncated[agent])
+                vanished = agent not in remaining and not (is_terminated or is_truncated)  # counts as truncated
                 self._arrays_of(agent).add_step(
-                    row, (slot, agent), reward[agent], ends, cut or vanished, obs.get(agent)
+                    row, (slot, agent), reward[agent], is_terminated, is_truncated or vanished, obs.get(agent)
                 )
             for agent in remaining:
                 ended = agent in acted and (terminated[agent] or truncated[agent])

@@ -13,7 +13,7 @@ from raceway.errors import ConfigError
 
 Deserializer = Callable[[Any, list[Any]], Any]
 ObjectDelta = tuple[int, Ref | None, int, list[Ref]]
-"""The changes that a reader has not read: epoch, base (None if known), number of dropped patches, and the new patches."""
+"""The changes since the last read: epoch, base (None if known), number of dropped patches, and the new patches."""
 
 
 class ObjectRef(Handle):

@@ -122,9 +122,7 @@ def test_direct_call_falls_back_to_the_public_api() -> None:
 
 @pytest.mark.usefixtures("ray_session")
 @pytest.mark.parametrize("has_private_call", [True, False])
-def test_repeated_calls_with_and_without_the_private_api(
-    has_private_call: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_repeated_calls_with_and_without_private_api(has_private_call: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     from raceway.engine import make_engine
 
     calls = []

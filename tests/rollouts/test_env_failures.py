@@ -41,7 +41,7 @@ def failure(call: Any, *args: Any) -> EnvironmentFailed:
 
 PROBLEMS = {
     "raises": "environment step raised RuntimeError: the simulator broke down",
-    "shape": "environment step raised ValueError: an observation of shape (2,), where its space says (3,)",
+    "shape": "environment step raised ValueError: an observation of shape (2,); expected (3,)",
     "type of reward": "environment step raised TypeError: reward is {'points': 3}, of type dict",
     "nan": "environment step returned an observation of [nan, nan, nan]",
     "infinite": "environment step returned an observation of [1.0, inf, ",

@@ -304,7 +304,7 @@ def test_auto_chooses_the_number_of_workers_for_any_environment(
         ("reset", r"RuntimeError: the simulator did not start\n.*rollouts-0, shard \d+, environment 0 of 1, step 0"),
         ("nan", r"observation of \[nan, nan\]\n.*worker rollouts-0, shard \d+, environment 0 of 1, step 2"),
         ("reward", r"reward of \[nan\]\n.*worker rollouts-0, shard \d+, environment 0 of 1, step 2"),
-        ("shape", r"observation of shape \(1,\), where its space says \(2,\)\n.*environment 0 of 1, step 2"),
+        ("shape", r"observation of shape \(1,\); expected \(2,\)\n.*environment 0 of 1, step 2"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("engine", ["inline", "process"])

@@ -5,8 +5,8 @@ would take 100 ms of imports. So the driver starts one fresh interpreter that ha
 nothing else, and that interpreter forks. As the workers' parent it also knows how each of them ended.
 
 Workers die with their driver: they hold the read end of a pipe whose write end the driver has, set up so that the
-kernel kills the launcher's whole process group when that end closes. This works even if a worker is stopped or deep in C
-code.
+kernel kills the launcher's whole process group when that end closes. This works even if a worker is stopped or runs
+C code.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class WorkerOutput:
         reactor.watch(self.fd, lambda mask: self.drain())
 
     def drain(self) -> None:
-        """Forward what the worker has printed; close at the end of the output."""
+        """Forward the worker's output; close at its end."""
         for _ in range(_MAX_READS):
             if self.fd < 0:
                 return

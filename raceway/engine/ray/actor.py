@@ -22,7 +22,7 @@ class RayActor(CoreActor):
     """An actor that Ray runs."""
 
     key = 0
-    """Identifies one incarnation; what arrives under an older key is discarded."""
+    """Identifies one incarnation; messages with an older key are discarded."""
     handle: Any = None
     """Ray's handle of the actor."""
     invoke: Any = None

@@ -31,8 +31,8 @@ _GRACE_SECONDS = 0.25  # for Ray to end an actor; killed at once, Ray would repo
 class RayEngine(EngineCore):
     """Actors on a Ray cluster.
 
-    A Ray that is initialized already is used, and left running by `close`. After `kill -9` of the driver, Ray
-    itself ends the actors of the driver's job. If Ray was started here, the actors are gone after about three seconds
+    If Ray is initialised already, it is used, and `close` leaves it running. After `kill -9` of the driver, Ray itself
+    ends the actors of the driver's job. If Ray was started here, the actors are gone after about three seconds
     (measured) and two idle agents of Ray after a minute; its directory `/tmp/raceway-*`, which `close` would have
     removed, stays.
 

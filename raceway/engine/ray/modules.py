@@ -1,4 +1,4 @@
-"""Shipping the user's own modules to a cluster: they are read on the driver's machine and imported by actors on any node."""
+"""Shipping the user's own modules to a cluster: the driver reads them, and actors on any node import them."""
 
 from __future__ import annotations
 

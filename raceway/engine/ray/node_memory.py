@@ -30,7 +30,7 @@ _PAUSE_SECONDS = 1.0  # before another attempt to find room, because each search
 Location = tuple[int, ...]
 """Where a value lies in an arena: index and offset of its block, and the lengths of its buffers."""
 FileAddress = tuple[str, int, int]
-"""Path of an open file for another process, and the device and inode by which it checks that the file is the right one."""
+"""Path by which another process opens a file, and the device and inode by which it checks that it is the right one."""
 
 
 @dataclass(frozen=True)

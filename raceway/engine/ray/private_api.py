@@ -51,7 +51,7 @@ def start_ray(options: Mapping[str, Any], directory: str | None) -> bool:
             ray.init(**options, _temp_dir=directory)
             return True
         except (RuntimeError, TypeError) as error:
-            if "_temp_dir" not in str(error):  # another error than the refusal of this option
+            if "_temp_dir" not in str(error):  # a different error
                 raise
     ray.init(**options)
     return False
