@@ -331,7 +331,7 @@ def memory(report: Report, runs: int) -> None:
     )
 
 
-DISPLAY = ("explain.py", "analyze.py", "render.py", "layout.py", "node_text.py", "counters.py", "perfetto.py")
+DISPLAY = ("explain.py", "analyze.py", "render.py", "diagram_layout.py", "node_text.py", "monitoring.py", "perfetto.py")
 """Modules that show a flow; they are not part of the core."""
 
 

@@ -23,9 +23,9 @@ import numpy as np
 from _harness import RESULTS, Report
 
 from raceway.agents import Policy
-from raceway.training.seeds import learning_curve
 from raceway.training.train import train
-from raceway.ui.display import Callback
+from raceway.training.train_seeds import learning_curve
+from raceway.ui.callback import Callback
 from raceway.ui.figures import check_matplotlib
 
 ROOT = Path(__file__).parents[1]

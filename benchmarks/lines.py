@@ -28,8 +28,8 @@ OPERATORS = 1118
 """Lines of the paper's operators."""
 NOT_OPERATORS = {"ReportMetrics", "parallel_rollouts", "Learner", "RolloutWorker", "ReplayShard", "TrainStats"}
 """Definitions that `train` adds to every plan, and definitions that are not operators: learner, actors and metrics."""
-SERVICES = {"WeightSender", "Ledger"}
-"""What operators call to send weights and to account for replay rows: counted in a column of its own."""
+SERVICES = {"WeightSender", "ReplayInserter"}
+"""What operators call to send weights and to account for replay rows: counted in a separate column."""
 RUNTIME = ("raceway.engine", "raceway.flow", "raceway.runner")
 """Not counted among the files to read, as torch and Gymnasium are not."""
 

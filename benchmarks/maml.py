@@ -25,8 +25,9 @@ from raceway.engine import make_engine
 from raceway.learner.adaptation import adapt_parameters
 from raceway.machine import worker_compute_settings
 from raceway.ops import FitBaseline, InnerAdapt, Learner, UpdateWeights, parallel_rollouts
-from raceway.rl import bootstrap_interval, episode_sums
+from raceway.rl import episode_sums
 from raceway.runs.recorder import Result
+from raceway.runs.statistics import bootstrap_interval
 from raceway.training.train import Training, train
 
 NUM_TASKS, EPISODES = 40, 20

@@ -33,7 +33,7 @@ from raceway.engine import make_engine
 from raceway.machine import worker_compute_settings
 from raceway.ops import ReplaySettings, ReplayShard, StoreToReplay, parallel_replay
 from raceway.replay import Replay, SumTree
-from raceway.replay.frames import FrameStorage
+from raceway.replay.frame_storage import FrameStorage
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "torchrl_dqn" / "main.py"
 ROWS, CAPACITY = 256, 100_000

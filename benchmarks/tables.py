@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from _harness import RESULTS, Report
 
-from raceway.rl import bootstrap_interval, interquartile_mean
-from raceway.training.seeds import learning_curve
+from raceway.runs.statistics import bootstrap_interval, interquartile_mean
 from raceway.training.train import train
+from raceway.training.train_seeds import learning_curve
 from raceway.ui.training_plots import plot_seeds
 
 ROOT = Path(__file__).parents[1]

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from _harness import Report
 
-from raceway.rl import bootstrap_interval
+from raceway.runs.statistics import bootstrap_interval
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "two_trainers"))
 

@@ -1,4 +1,4 @@
-"""The command line: each command is the module of `raceway.commands` with its name.
+"""The command line: runs the module of `raceway.commands` that has the name of the command.
 
 Only the module of the command is imported, so that help and mistakes are answered at once.
 """

@@ -10,7 +10,7 @@ from typing import Any
 from gymnasium import spaces
 
 from raceway.agents import Policy, Weights, make_policy
-from raceway.agents.inference import ActingPolicy
+from raceway.agents.acting_policy import ActingPolicy
 from raceway.agents.networks import ACTIVATIONS, NETWORKS, import_network
 from raceway.checkpoints.store import Checkpoint, Checkpoints
 from raceway.checks import check_choice

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from raceway.cli import COMMANDS, main
-from raceway.ui.display import LiveDisplay, TextDisplay
+from raceway.ui.terminal_display import LiveDisplay, TextDisplay
 from tests.conftest import GENEROUS
 
 ROOT = Path(__file__).parents[1]

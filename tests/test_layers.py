@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parents[1] / "raceway"
 
 LAYERS = [
     {"deprecations", "errors", "formatting"},
-    {"checks", "cleanup", "schema"},
+    {"checks", "cleanup", "file_schemas"},
     {"injection"},
     {"state"},
     {"engine"},
@@ -26,7 +26,7 @@ LAYERS = [
     {"runs"},
     {"ui"},
     {"training"},
-    {"loaded_policy", "multi_agent"},
+    {"loaded_policy"},
     {"commands"},
     {"cli", "dashboard"},
 ]

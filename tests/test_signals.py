@@ -20,7 +20,7 @@ from raceway.runs.metrics_file import read_metrics
 from raceway.signals import StopSignals
 from raceway.training import train as train_module
 from raceway.training.train import resume, train
-from raceway.ui.display import Callback
+from raceway.ui.callback import Callback
 from tests.conftest import GENEROUS, eventually
 
 SETTINGS: dict[str, Any] = {"env": "cartpole", "engine": "inline", "num_envs": 4, "num_shards": 2, "seed": 3}

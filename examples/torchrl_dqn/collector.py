@@ -8,9 +8,10 @@ from typing import Any, Protocol
 import numpy as np
 from gymnasium import spaces
 
-from raceway.envs import EnvSettings, Purpose, Slots, derive_seed, episode_seed, make_slots
+from raceway.envs import EnvSettings, Slots, make_slots
 from raceway.errors import ConfigError
 from raceway.rl import empty
+from raceway.rl.seeding import Purpose, derive_seed, episode_seed
 
 Weights = list[tuple[np.ndarray, np.ndarray]]
 """The weights and biases of a multi-layer perceptron with ReLU activations."""

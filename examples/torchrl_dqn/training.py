@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 
 from collector import Collector, CollectorGroup
 from model import Learner
-from raceway.envs import Purpose, derive_seed
+from raceway.rl.seeding import Purpose, derive_seed
 from raceway.runner import Runner
 from replay_buffer import ReplayShard, SampleRequest, SamplingPlan, SlowLocalStorage, SlowObjectStorage, shard_sizes
 

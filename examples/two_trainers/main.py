@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from raceway.multi_agent import MultiTraining
-from raceway.rl import bootstrap_interval
+from raceway.runs.statistics import bootstrap_interval
+from raceway.training.train_multi import MultiTraining
 
 POLICIES = {"agent_0": "ppo", "agent_1": "ppo", "agent_2": "dqn"}
 TRAINERS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -1,4 +1,4 @@
-"""The catalogue: one file per algorithm. `find_algorithm` returns one by its name."""
+"""The algorithms: one file each. `find_algorithm` returns one by its name."""
 
 from raceway.algorithms.config import AlgorithmConfig
 from raceway.algorithms.context import Context

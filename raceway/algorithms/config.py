@@ -9,11 +9,12 @@ from typing import Any, ClassVar, Self
 
 from raceway.agents import Policy
 from raceway.checks import check_choice, check_int, check_positive
-from raceway.envs import EnvSettings, Purpose, Slots, SteppedSlots, derive_seed
+from raceway.envs import EnvSettings, Slots, SteppedSlots
 from raceway.errors import ConfigError
 from raceway.learner.learner import resolve_device
 from raceway.ops import Learner, RolloutSettings
 from raceway.rl import LinearSchedule
+from raceway.rl.seeding import Purpose, derive_seed
 
 _POSITIVE_INTEGERS = (
     "num_envs", "learner_threads", "iterations", "total_timesteps", "num_shards", "fragment_steps", "num_epochs",

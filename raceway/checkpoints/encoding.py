@@ -1,4 +1,4 @@
-"""States as data: a tree of values becomes JSON and named arrays, and back. Nothing is ever pickled.
+"""Encoding of states: from a tree of values to JSON and named arrays, and back. Nothing is ever pickled.
 
 A value that is neither JSON nor an array is written as `{"$": kind, ...}`. A file can only name the kinds listed here
 and classes registered as records: decoding it creates values, and never runs or imports anything that the file names.

@@ -14,7 +14,7 @@ from raceway.errors import CheckpointError
 
 
 def open_regular_file(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Open a file and return its descriptor. Links and pipes are refused: one leads anywhere, the other blocks."""
+    """Open a file and return its descriptor. Links and pipes are refused: a link can lead anywhere, a pipe blocks."""
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:
@@ -28,7 +28,7 @@ def open_regular_file(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def refuse_symlink(path: Path) -> Path:
-    """Return a directory that files are removed from. A symbolic link is refused: the files could be anybody's."""
+    """Return a directory whose files may be removed. A symbolic link is refused: it could lead anywhere."""
     if path.is_symlink():
         raise CheckpointError(
             path, f"it is a symbolic link to {os.readlink(path)}. Put the directory itself in its place."
@@ -57,7 +57,7 @@ def read_file(path: Path, size: int | None = None) -> bytes:
 
 
 def write_file(path: Path, content: Any) -> None:
-    """Write a file and flush it to the disk. An existing file is removed first: it could be a link out of here."""
+    """Write a file and flush it to the disk. An existing file is removed first: it could be a link to another file."""
     try:
         file = path.open("xb")
     except FileExistsError:

@@ -12,7 +12,7 @@ from raceway.checkpoints.blocks import is_sha256
 from raceway.checkpoints.files import read_file
 from raceway.checks import check_int
 from raceway.errors import CheckpointError, ConfigError
-from raceway.schema import Migrations, migrate
+from raceway.file_schemas import Migrations, migrate
 
 SCHEMA = 2
 """2: records are named by module and class, and the keys of states were renamed; see `migrations`."""

@@ -1,4 +1,4 @@
-"""Arguments that commands share: the algorithm or run in first place, and the settings of an algorithm."""
+"""Arguments that commands share: the algorithm or run as the first argument, and the settings of an algorithm."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Any
 from raceway.checks import unknown_name
 
 if TYPE_CHECKING:
-    from raceway.ui.options import OptionGroup
+    from raceway.commands.config_options import OptionGroup
 
 
 def wide_help(prog: str) -> argparse.HelpFormatter:
-    """Return a formatter of help with room for long options."""
+    """Return a help formatter with room for long options."""
     return argparse.HelpFormatter(prog, max_help_position=32, width=110)
 
 
 def split_first(arguments: list[str]) -> tuple[str | None, list[str]]:
-    """Return the positional argument in first place, if there is one, and the rest."""
+    """Return the first argument, if it is positional (else None), and the rest."""
     if arguments and not arguments[0].startswith("-"):
         return arguments[0], arguments[1:]
     return None, arguments
 
 
 def split_algorithm(command: str, arguments: list[str]) -> tuple[str, list[str]]:
-    """Return the name of the algorithm in first place and the rest, or exit with the usage of the command."""
+    """Return the first argument, the algorithm's name, and the rest; without one, exit with the command's usage."""
     name, rest = split_first(arguments)
     if name is None:
         sys.exit(print_usage(f"{command} <algorithm> [options]. `raceway list` has the algorithms", rest))
@@ -51,7 +51,7 @@ def settings_parser(
         description: first paragraph of the help.
         shown: settings that are in the help; all by default.
     """
-    from raceway.ui.options import add_options
+    from raceway.commands.config_options import add_options
 
     prog = f"raceway {command} {subject}"
     parser = argparse.ArgumentParser(
@@ -66,7 +66,7 @@ def parse_settings(
     parser: argparse.ArgumentParser, rest: list[str], config: type[Any]
 ) -> tuple[argparse.Namespace, dict[str, Any]]:
     """Return the parsed arguments, and the settings of the algorithm among them."""
-    from raceway.ui.options import parsed_settings
+    from raceway.commands.config_options import parsed_settings
 
     parsed, unknown = parser.parse_known_args(rest)
     if unknown:

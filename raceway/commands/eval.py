@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from raceway.commands.arguments import wide_help
-from raceway.commands.progress import Progress
+from raceway.commands.progress_line import Progress
 from raceway.errors import ConfigError
 
 

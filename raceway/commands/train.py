@@ -16,7 +16,7 @@ from raceway.signals import EXIT_CODES
 def run(arguments: list[str]) -> int:
     """Train a policy, once or with several seeds."""
     from raceway.algorithms import find_algorithm
-    from raceway.ui.options import parse_positive_int
+    from raceway.commands.config_options import parse_positive_int
 
     name, rest = split_algorithm("train", arguments)
     algorithm = find_algorithm(name)
@@ -36,9 +36,9 @@ def run(arguments: list[str]) -> int:
 
 
 def _train_seeds(algorithm: str, settings: dict[str, Any], options: argparse.Namespace) -> int:
-    from raceway.training.seeds import train_seeds
-    from raceway.ui.display import display_for
+    from raceway.training.train_seeds import train_seeds
     from raceway.ui.figures import check_matplotlib, has_screen
+    from raceway.ui.terminal_display import display_for
 
     if options.plot:
         check_matplotlib()

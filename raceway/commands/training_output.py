@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from raceway.signals import EXIT_CODES
 
 if TYPE_CHECKING:
+    from raceway.commands.config_options import OptionGroup
     from raceway.runs.recorder import Result
-    from raceway.ui.display import Callback
-    from raceway.ui.options import OptionGroup
+    from raceway.ui.callback import Callback
 
 
 def add_output_options(group: OptionGroup) -> None:
@@ -26,8 +26,8 @@ def add_output_options(group: OptionGroup) -> None:
 
 def run_training(options: argparse.Namespace, train: Callable[[Sequence[Callback]], Result]) -> int:
     """Run a training with a display, print its results, and return the exit code."""
-    from raceway.ui.display import display_for
     from raceway.ui.figures import check_matplotlib, has_screen
+    from raceway.ui.terminal_display import display_for
     from raceway.ui.training_plots import plot_returns
 
     if options.plot:

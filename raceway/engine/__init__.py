@@ -1,4 +1,4 @@
-"""Engines: where actors live. `make_engine("inline" | "process" | "ray")` creates one; `base` declares its verbs."""
+"""Engines: where actors live. `make_engine("inline" | "process" | "ray")` creates one; `base` declares its methods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One call: references among its arguments, running it, and sending its error back."""
+"""One call: reading the references among its arguments, running it, and encoding its error."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ import numpy as np
 from raceway.errors import SerializationError
 
 if TYPE_CHECKING:
-    from raceway.engine._handles import Handle
+    from raceway.engine._reference_counts import Handle
 
 INLINE_BYTES = 32 * 1024
 """Arrays up to this size are part of the pickle: a copy is cheaper than a block of shared memory."""

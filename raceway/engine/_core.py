@@ -37,7 +37,7 @@ _POLL_MASK = 31  # poll for results after every 32nd call
 
 
 class EngineCore(ValueStore):
-    """Base class of the engines; see `base.Engine` for the verbs."""
+    """Base class of the engines; see `base.Engine` for the methods."""
 
     name = "?"
 

@@ -66,7 +66,7 @@ class CoreActor(Actor):
 
 
 def count_in_a_row(times: list[float], now: float, gap: float) -> int:
-    """Return how many of the last times lead up to `now` with no more than `gap` seconds between them.
+    """Return how many of the latest times form a series up to `now` with gaps of at most `gap` seconds.
 
     >>> count_in_a_row([1.0, 30.0, 35.0], now=39.0, gap=10.0)
     2

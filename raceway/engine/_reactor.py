@@ -72,7 +72,7 @@ class Reactor:
         self._poller.register(fd, select.POLLIN)
 
     def watch_writable(self, fd: int, on: bool) -> None:
-        """Also call the callback of `fd` while it is writable, or no longer."""
+        """Start (`on`) or stop calling the callback of `fd` while it is writable, too."""
         self._poller.modify(fd, select.POLLIN | select.POLLOUT if on else select.POLLIN)
         if on:
             self.wake()

@@ -7,7 +7,7 @@ from typing import Any
 from raceway.engine import _codec
 from raceway.engine._calls import copy_buffers
 from raceway.engine._codec import Payload
-from raceway.engine._handles import DriverHandles
+from raceway.engine._reference_counts import DriverHandles
 from raceway.engine.base import Future, Ref
 from raceway.errors import ObjectFreed
 

@@ -1,4 +1,4 @@
-"""The contract of an engine: every verb, attribute and type that the layers above use.
+"""The interface of an engine: every method, attribute and type that the layers above use.
 
 An engine is a place where actors live. An actor is any Python object; a call names one of its methods and returns a
 `Future`. Three engines fulfil the contract: `inline` (this process, synchronous), `process` (this machine) and `ray` (a
@@ -44,9 +44,9 @@ from raceway.engine._codec import register_handle as register_handle
 from raceway.engine._future import FAILED as FAILED
 from raceway.engine._future import PENDING as PENDING
 from raceway.engine._future import Future as Future
-from raceway.engine._handles import DriverHandles as DriverHandles
-from raceway.engine._handles import Handle as Handle
-from raceway.engine._handles import rebuild_handle as rebuild_handle
+from raceway.engine._reference_counts import DriverHandles as DriverHandles
+from raceway.engine._reference_counts import Handle as Handle
+from raceway.engine._reference_counts import rebuild_handle as rebuild_handle
 from raceway.errors import ConfigError, SerializationError
 
 T = TypeVar("T")

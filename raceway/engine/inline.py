@@ -109,7 +109,7 @@ class InlineEngine(EngineCore):
         return self._running[-1] if self._running else None
 
     def can_start_call(self, actor: Actor) -> bool:
-        """Return whether the actor runs no call: running calls share a stack, and only the innermost can end."""
+        """Return whether the actor is idle. Calls run on one stack, so a busy actor cannot start another."""
         assert isinstance(actor, InlineActor)
         return not actor.busy
 

@@ -13,9 +13,9 @@ from gymnasium import spaces
 
 from raceway.checks import check_choice
 from raceway.envs.atari import has_fire, is_atari, make_atari, split_kwargs
+from raceway.envs.env_vector import MaskFromInfo, Slots, SteppedSlots
 from raceway.envs.names import missing_extra, resolve_env_id
-from raceway.envs.slots import MaskFromInfo, Slots, SteppedSlots
-from raceway.envs.vector import CartPoleSlots, EnvPoolAtariSlots, EnvPoolSlots, VectorSlots
+from raceway.envs.native_vectors import CartPoleSlots, EnvPoolAtariSlots, EnvPoolSlots, VectorSlots
 from raceway.errors import ConfigError, RacewayError
 
 _log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ VECTOR_MODES = ("auto", "native", "stepped", "envpool")
 
 @dataclass(frozen=True)
 class EnvSettings:
-    """An environment, its arguments, and how its vectors are stepped."""
+    """Which environment to make, with which arguments, and how a vector of them is stepped."""
 
     env: str | Callable[..., gym.Env]
     """A short name, a Gymnasium id, `module:Id`, or a function that returns an environment."""

@@ -13,9 +13,9 @@ import numpy as np
 from gymnasium import spaces
 
 from raceway.checks import check_choice
-from raceway.envs.seeds import Purpose, derive_seed
-from raceway.envs.slots import Slots, SteppedSlots
+from raceway.envs.env_vector import Slots, SteppedSlots
 from raceway.errors import ConfigError
+from raceway.rl.seeding import Purpose, derive_seed
 
 Array = np.ndarray
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from raceway.deprecations import warn_renamed
+from raceway.flow._failures import Failures
 from raceway.flow._graph import Envelope, Shard, Source, StreamEnd
-from raceway.flow._guests import Failures
 from raceway.flow._iter import Iter, union, union_async
 from raceway.flow._par_iter import ParIter, create, send_msg
 from raceway.flow._run import Run
-from raceway.flow.counters import Counters, Event
+from raceway.flow.monitoring import Counters, Event
 from raceway.flow.rate_limits import RateLimit
 from raceway.injection import injected
 

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raceway.engine.base import Actor
 from raceway.errors import FlowError
+from raceway.flow._failures import Failures
 from raceway.flow._graph import Envelope, Item, Node, NoItem, Shard, Source, replace_actor_handles
-from raceway.flow._guests import Failures, Guest
+from raceway.flow._hosted_objects import Guest
 from raceway.flow._operators import Stage
 from raceway.flow._requests import ItemRequester
 from raceway.flow._shard import RunningShard
-from raceway.flow.counters import CounterValues, Meter
+from raceway.flow.monitoring import CounterValues, Meter
 
 if TYPE_CHECKING:
     from raceway.flow._run import Run
@@ -30,7 +31,7 @@ class ShardSpec(NamedTuple):
 
 
 class ShardGuest(Guest):
-    """The driver's handle of one running shard."""
+    """The driver's handle to one running shard."""
 
     def __init__(self, index: int, spec: ShardSpec, run: Run[Any], gather: int) -> None:
         super().__init__(spec.actor, f"{run.id}/{gather}/{index}", f"shard {index} of {spec.nodes[0]}", spec.failures)

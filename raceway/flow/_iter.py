@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from raceway.checks import check_choice, check_int, unknown_name
 from raceway.engine.base import Actor
 from raceway.errors import ConfigError
+from raceway.flow._driver_stages import Branch, OffloadedForEach, Queue, Split, Union, UnionInput
 from raceway.flow._graph import Node, Source, requested_parameters
-from raceway.flow._joins import Branch, OffloadedForEach, Queue, Split, Union, UnionInput
 from raceway.flow._operators import (
     BatchItems,
     Combine,
@@ -86,7 +86,7 @@ class Stream(Explainable, Generic[T_co]):
         return self._add_function(FlatMap, "flat_map", function)
 
     def combine(self, function: Callable[[T_co], Iterable[Any]]) -> Any:
-        """Like `flat_map`, for a function that holds items back: a result gets the merged envelopes of those held.
+        """Like `flat_map`, for a function that makes a result from several items: it gets their merged envelopes.
 
         At the end of the stream the function's `finish()` is called, if it has one.
 
@@ -172,7 +172,7 @@ class Iter(Stream[T_co]):
         return Iter(Node(label, OffloadedForEach, [self._node], actors=[actor] if actor else (), **settings))
 
     def flatten(self: Iter[Iterable[U]]) -> Iter[U]:
-        """Pass on the items of every item; those of a batch or round with their own envelopes.
+        """Pass on the elements of every item, one by one; those of a batch or round keep their own envelopes.
 
         >>> list(Iter.from_items([[1, 2], [3]]).flatten())
         [1, 2, 3]

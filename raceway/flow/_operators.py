@@ -22,7 +22,7 @@ from raceway.flow._graph import (
     requested_parameters,
     resolve_envelope,
 )
-from raceway.flow.counters import CounterValues, Meter
+from raceway.flow.monitoring import CounterValues, Meter
 from raceway.injection import injected
 
 
@@ -160,7 +160,7 @@ class FlatMap(FunctionOperator):
 
 
 class Flatten(Operator):
-    """The items of every item. Items of a batch or round get their own envelopes back."""
+    """The elements of every item, one by one. Those of a batch or round get their own envelopes back."""
 
     def process(self, item: Item) -> Iterable[Item]:
         values, parts = list(item[0]), resolve_envelope(item[1]).parts
@@ -168,7 +168,7 @@ class Flatten(Operator):
 
 
 class Combine(FunctionOperator):
-    """Like FlatMap, for a function that holds items back: results get the merged envelopes of the items held."""
+    """Like FlatMap, for a function that makes a result from several items: it gets their merged envelopes."""
 
     def process(self, item: Item) -> Iterable[Item]:
         self.held.append(item[1])

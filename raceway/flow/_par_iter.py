@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from raceway.checks import check_int
 from raceway.engine.base import Actor, Future
 from raceway.errors import ConfigError
+from raceway.flow._failures import Failures
 from raceway.flow._gather import GatherAsync, GatherSync, ShardSpec
 from raceway.flow._graph import Node, Shard, Source
-from raceway.flow._guests import Failures
 from raceway.flow._iter import Iter, Stream, T_co, U
 from raceway.flow._operators import ForEach
 from raceway.flow._shard import deliver

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from raceway.engine.base import Future, Payload
-from raceway.flow._guests import Guest, ThreadGuest
+from raceway.flow._hosted_objects import Guest, ThreadGuest
 from raceway.flow._wakeups import Wakeups
 
 _WAKE_AFTER = 4  # answers that a synchronous gather lets accumulate before it wakes to decode them
@@ -192,7 +192,7 @@ class ItemRequester(Generic[G]):
 
 
 class PendingRequests(deque[tuple[ItemRequester[Any], Guest]]):
-    """Guests whose last item was consumed, of all gathers of a run: they get their next request together."""
+    """Guests, of all gathers of a run, whose last item was consumed. `send` requests the next item from each."""
 
     def send(self) -> None:
         """Send the requests."""

@@ -15,21 +15,21 @@ from typing import Any, Generic, TypeVar
 from raceway.checks import check_choice
 from raceway.cleanup import close_all
 from raceway.errors import ConfigError, FlowError
+from raceway.flow._driver_stages import OffloadedForEach, Queue, Split, Union
 from raceway.flow._gather import Gather, GatherAsync
 from raceway.flow._graph import Envelope, LazyEnvelope, Node, NoItem, replace_actor_handles, resolve_envelope, walk
-from raceway.flow._joins import OffloadedForEach, Queue, Split, Union
 from raceway.flow._operators import ForEach, Operator, Stage
 from raceway.flow._requests import PendingRequests
 from raceway.flow._sources import SourceFunction, SourceReader
 from raceway.flow._wakeups import Wakeups
-from raceway.flow.counters import EVENT_INTERVAL, Meter, Observable, newest_version
 from raceway.flow.explain import describe_deadlock
+from raceway.flow.monitoring import EVENT_INTERVAL, Meter, Observable, newest_version
 
 T_co = TypeVar("T_co", covariant=True)
 
 
 class Run(Observable, AbstractContextManager["Run[T_co]"], Iterator[T_co], Generic[T_co]):
-    """An iteration of a flow. It closes what it opened when it ends, fails or is garbage-collected."""
+    """One run of a flow. It closes what it opened when it ends, fails or is garbage-collected."""
 
     def __init__(self, root: Node, *, measure: bool = False, state: dict[str, Any] | None = None) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ from raceway.engine.base import ActorContext
 from raceway.flow._graph import NoItem, OperatorSpec, Shard, Source, resolve_envelope
 from raceway.flow._operators import ForEach, Operator, Stage, Take
 from raceway.flow._sources import SourceReader
-from raceway.flow.counters import CounterValues
+from raceway.flow.monitoring import CounterValues
 
 _REPORT_SECONDS = 0.2  # how often a shard sends its counters along with an item
 

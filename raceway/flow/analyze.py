@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from raceway.checks import check_int, check_positive
 from raceway.errors import RacewayError
 from raceway.flow._graph import Node
-from raceway.flow.counters import Counters
+from raceway.flow.monitoring import Counters
 from raceway.formatting import format_count, format_duration
 
 if TYPE_CHECKING:

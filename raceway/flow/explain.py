@@ -23,7 +23,7 @@ from raceway.errors import ConfigError
 from raceway.flow import render
 from raceway.flow._graph import Node, walk
 from raceway.flow.analyze import run_and_measure
-from raceway.flow.counters import Counters
+from raceway.flow.monitoring import Counters
 from raceway.formatting import format_bytes, format_count, format_duration, format_number
 
 FORMATS = ("text", "mermaid", "svg")

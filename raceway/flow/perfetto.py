@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from raceway.flow.counters import Event
+from raceway.flow.monitoring import Event
 
 _DRIVER = 0
 _MICRO = 1e6

@@ -89,7 +89,7 @@ def branch_weights(
 
 
 class WeightedTurns(Stateful):
-    """Takes turns by weight: a whole weight means that many turns in a row; others are exact over a window.
+    """Takes turns by weight: a whole weight means that many turns in a row; fractions are exact over several cycles.
 
     A branch gets its weight as credit in every cycle, and a turn costs 1.
 

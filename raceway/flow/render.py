@@ -6,7 +6,7 @@ import textwrap
 from html import escape
 from typing import TYPE_CHECKING
 
-from raceway.flow.layout import LINE, STACK_OFFSET, ArrowPath, Layout, PlacedNode, port_x
+from raceway.flow.diagram_layout import LINE, STACK_OFFSET, ArrowPath, Layout, PlacedNode, port_x
 from raceway.flow.node_text import text_width
 
 if TYPE_CHECKING:

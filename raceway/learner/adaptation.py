@@ -1,4 +1,4 @@
-"""Adaptation: parameters after gradient steps, as a differentiable function of the parameters before."""
+"""Adaptation, the inner loop of MAML: gradient steps that can be differentiated by the parameters before them."""
 
 from __future__ import annotations
 

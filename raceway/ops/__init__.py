@@ -22,7 +22,7 @@ from raceway.ops.replay import (
     parallel_replay,
     replay_limits,
 )
-from raceway.ops.replay_ledger import ReplayCounts
+from raceway.ops.replay_insertion import ReplayCounts
 from raceway.ops.report import CountSteps, MergeStats, ReportMetrics, TrainStats
 from raceway.ops.rollouts import RolloutSettings, RolloutWorker, episodes_of_shard, parallel_rollouts
 from raceway.ops.train import (

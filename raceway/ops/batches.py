@@ -17,7 +17,7 @@ from raceway.rl import (
     standardise_episodes,
     tree_map,
 )
-from raceway.rollouts.fragments import EPISODE_COLUMNS, RunningReturns, evaluate_fragment, flatten_steps
+from raceway.rollouts.fragment_values import EPISODE_COLUMNS, RunningReturns, evaluate_fragment, flatten_steps
 from raceway.state import Stateful
 
 _STEP_COLUMNS = ("obs", "action", "reward", "log_prob", "ended", "running_return")
@@ -36,7 +36,7 @@ class AddReturns(Stateful):
 
 
 class ConcatBatches(Stateful):
-    """Concatenate the batches of as many rounds as are needed for `min_steps` steps. For `combine`."""
+    """Concatenate the batches of as many rounds as are needed for `min_steps` steps. Use with `combine`."""
 
     state_attributes: ClassVar[tuple[str, ...]] = ("held",)
 
@@ -65,7 +65,7 @@ class StandardizeFields(Stateful):
 
 
 class AddLogProbs(Stateful):
-    """Add to fragments the `log_prob` of their actions under the policy that collected them. On shards.
+    """Add to fragments the `log_prob` of their actions under the policy that collected them. Runs on shards.
 
     The last reward of a truncated episode includes the bootstrapped value, so that the episode counts as `ended`. With
     `scale_rewards`, rewards are divided by the standard deviation of discounted returns. See `evaluate_fragment`.
@@ -82,7 +82,7 @@ class AddLogProbs(Stateful):
 
 
 class AddAdvantages(Stateful):
-    """Add `advantage` and `value_target` to fragments, and flatten them to rows of steps. On shards.
+    """Add `advantage` and `value_target` to fragments, and flatten them to rows of steps. Runs on shards.
 
     Truncated episodes and `scale_rewards` are as in `AddLogProbs`.
     """

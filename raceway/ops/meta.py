@@ -28,7 +28,7 @@ Adapt = Callable[[Iterable[Batch], bool], Parameters]
 
 
 class FitBaseline(Stateful):
-    """Add to whole episodes the `log_prob` of their actions and a standardised `advantage`. On shards.
+    """Add to whole episodes the `log_prob` of their actions and a standardised `advantage`. Runs on shards.
 
     The advantage is relative to a baseline that is fitted to the batch, which is of one task.
     """
@@ -44,7 +44,7 @@ class FitBaseline(Stateful):
 
 
 class InnerAdapt(Stateful):
-    """Adapt the weights of every shard to its task after each of `num_steps` rounds, then emit the rounds by task.
+    """Adapt every shard's weights to its task after each of `num_steps` rounds; one round later, return all by task.
 
     For `combine`. The weights of all shards go to all workers, so it does not matter where a shard runs.
     """

@@ -1,4 +1,4 @@
-"""Multi-agent training: workers that act for all agents, and the parts of a plan for each policy behind one split."""
+"""Multi-agent training: workers that act for all agents, and operators that select the batches of each policy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from raceway.flow import Iter, Shard, injected
 from raceway.injection import injected_parameters
 from raceway.ops.rollouts import RolloutSettings
 from raceway.rl import Batch
-from raceway.rollouts.multi_agent import MultiCollector
+from raceway.rollouts.multi_collector import MultiCollector
 from raceway.state import Stateful, restore, state_of
 
 

@@ -15,7 +15,7 @@ from raceway.checks import check_int
 from raceway.engine.base import Actor
 from raceway.errors import ConfigError, FlowError
 from raceway.flow import Envelope, Iter, RateLimit, create, injected, send_msg
-from raceway.ops.replay_ledger import Ledger, ReplayCounts
+from raceway.ops.replay_insertion import ReplayCounts, ReplayInserter
 from raceway.ops.report import TrainStats
 from raceway.replay import Replay
 from raceway.rl import Batch, num_rows, without_episode_columns
@@ -113,7 +113,7 @@ class ReplayShard:
         self._first_index = state["first_index"]
 
 
-class StoreToReplay(Ledger):
+class StoreToReplay(ReplayInserter):
     """Store every batch in one of the shards, in turn, and return it."""
 
     def __call__(self, batch: Batch) -> Batch:

@@ -98,7 +98,7 @@ class CountSteps:
 
 
 class MergeStats(Stateful):
-    """Merge the stats of a collected batch with those of the training steps until the next one. For `combine`."""
+    """Merge the stats of a collected batch with those of the training steps until the next one. Use with `combine`."""
 
     state_attributes: ClassVar[tuple[str, ...]] = ("held",)
 

@@ -11,10 +11,11 @@ from typing import Any
 
 from raceway.agents import Policy, Weights, make_policy
 from raceway.engine.base import Actor
-from raceway.envs import EnvSettings, Purpose, Slots, assign_tasks, derive_seed, make_slots
+from raceway.envs import EnvSettings, Slots, assign_tasks, make_slots
 from raceway.flow import ParIter, Shard, create, injected
 from raceway.learner.learner import copy_weights
 from raceway.rl import Batch
+from raceway.rl.seeding import Purpose, derive_seed
 from raceway.rollouts.collector import Collector
 from raceway.rollouts.recovery import Recovery
 
@@ -69,7 +70,7 @@ class RolloutSettings:
 
     @property
     def independent_items(self) -> bool:
-        """Whether an item does not depend on the state in which earlier items left the environments."""
+        """Whether items are independent of each other: none continues from environments as earlier items left them."""
         return self.fragment_steps is None and self.repeats_from_seed
 
 

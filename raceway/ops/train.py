@@ -42,7 +42,7 @@ class Gradients:
 
 
 class ComputeGradients:
-    """Compute the gradients of a loss where the batch was collected, with that worker's weights. On shards."""
+    """Compute the gradients of a loss where the batch was collected, with that worker's weights. Runs on shards."""
 
     def __init__(self, loss: Loss) -> None:
         self.loss = loss

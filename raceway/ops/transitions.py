@@ -26,7 +26,7 @@ class Transitions(Stateful):
 
 
 class Sequences(Stateful):
-    """Turn fragments into sequences of `length` steps that overlap by `overlap` steps. On shards."""
+    """Turn fragments into sequences of `length` steps that overlap by `overlap` steps. Runs on shards."""
 
     state_attributes: ClassVar[tuple[str, ...]] = ("held",)
 

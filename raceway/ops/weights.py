@@ -106,7 +106,7 @@ class UpdateWeights(WeightSender):
 
 
 class Fresh(Stateful):
-    """Whether an item was collected with weights that are at most `max_lag` gradient steps old. For `filter`.
+    """Whether an item was collected with weights that are at most `max_lag` gradient steps old. Use with `filter`.
 
     Workers run at their own pace, so without it a slow one may lag by any number of steps. The worker of an item that
     is too old is sent new weights at once.

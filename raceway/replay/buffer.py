@@ -8,7 +8,7 @@ import numpy as np
 
 from raceway.checks import check_int
 from raceway.errors import ConfigError, ReplayEmpty
-from raceway.replay.frames import FrameStorage
+from raceway.replay.frame_storage import FrameStorage
 from raceway.replay.samplers import PrioritizedSampler, UniformSampler
 from raceway.replay.storage import ReplayStorage, common_length
 from raceway.rl.batch import Batch, tree_map

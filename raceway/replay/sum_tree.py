@@ -1,4 +1,4 @@
-"""A sum tree: values that change, and the index at which their running sum passes a target.
+"""A sum tree: holds values, and finds the index at which their cumulative sum exceeds a target.
 
 The tree has two levels, for numpy: the values in blocks, and the sum of every block. With so few levels, a dozen
 calls look up a whole batch of targets: twice as fast as with sixteen children per node and more levels.
@@ -44,7 +44,7 @@ class SumTree:
         self._sums[blocks] = self._rows[blocks].sum(1)  # summed again, so that rounding errors do not add up
 
     def find(self, targets: Array) -> Array:
-        """Return for every target the first index up to which the values sum to more.
+        """Return, for every target, the first index at which the cumulative sum of the values exceeds it.
 
         >>> tree = SumTree(3)
         >>> tree.put(np.arange(3), np.array([1.0, 0.0, 2.0]))

@@ -6,12 +6,6 @@ from raceway.rl.batch import Batch, concat, num_rows, num_steps, split_episodes,
 from raceway.rl.returns import discounted_returns, episode_sums, standardise_episodes
 from raceway.rl.schedules import LinearSchedule
 from raceway.rl.spaces import empty, fill, network_obs_space, row_of
-from raceway.rl.statistics import (
-    bootstrap_interval,
-    improvement_interval,
-    interquartile_mean,
-    probability_of_improvement,
-)
 from raceway.rl.transitions import n_step_transitions, next_obs_of, sequences
 
 __all__ = [
@@ -19,22 +13,18 @@ __all__ = [
     "LinearSchedule",
     "VTrace",
     "baseline_advantages",
-    "bootstrap_interval",
     "concat",
     "discounted_returns",
     "empty",
     "episode_sums",
     "fill",
     "generalised_advantages",
-    "improvement_interval",
-    "interquartile_mean",
     "linear_baseline",
     "n_step_transitions",
     "network_obs_space",
     "next_obs_of",
     "num_rows",
     "num_steps",
-    "probability_of_improvement",
     "row_of",
     "sequences",
     "split_episodes",

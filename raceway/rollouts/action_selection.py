@@ -1,4 +1,4 @@
-"""Action selection: a policy acts in all slots of a shard, with a recurrent state for each."""
+"""Action selection in rollouts: the policy acts in all slots of a shard. Exploration is in `agents.distributions`."""
 
 from __future__ import annotations
 

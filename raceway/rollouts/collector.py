@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from raceway.agents import Policy
-from raceway.envs import UNKNOWN_SLOT, Purpose, Slots, SteppedSlots, derive_seed, episode_seed
+from raceway.envs import UNKNOWN_SLOT, Slots, SteppedSlots
 from raceway.errors import EnvironmentFailed
 from raceway.rl import Batch, row_of, tree_map
+from raceway.rl.seeding import Purpose, derive_seed, episode_seed
 from raceway.rollouts.action_selection import ActionSelection
 from raceway.rollouts.env_restoration import EpisodeLog
 from raceway.rollouts.recovery import ItemLost, Recovery

@@ -14,22 +14,13 @@ import torch
 from gymnasium import spaces
 
 from raceway.agents import EpsilonGreedy, Policy
-from raceway.agents.inference import sampling_distribution
+from raceway.agents.acting_policy import sampling_distribution
 from raceway.checks import check_int
-from raceway.envs import (
-    UNKNOWN_SLOT,
-    EnvSettings,
-    Purpose,
-    Slots,
-    SteppedSlots,
-    derive_seed,
-    episode_seed,
-    has_tasks,
-    make_slots,
-)
-from raceway.envs.slots import environment_error
+from raceway.envs import UNKNOWN_SLOT, EnvSettings, Slots, SteppedSlots, has_tasks, make_slots
+from raceway.envs.env_vector import environment_error
 from raceway.errors import EnvironmentFailed, RacewayError
 from raceway.rl import empty, row_of, tree_map
+from raceway.rl.seeding import Purpose, derive_seed, episode_seed
 
 Array = np.ndarray
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from raceway.envs import UNKNOWN_SLOT, Slots, SteppedSlots
-from raceway.envs.slots import environment_error
+from raceway.envs.env_vector import environment_error
 from raceway.errors import ConfigError, EnvironmentFailed
 from raceway.rl import Batch
 

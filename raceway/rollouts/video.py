@@ -15,9 +15,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from raceway.agents.inference import ActingPolicy
-from raceway.envs import EnvSettings, Purpose, derive_seed, episode_seed, make_env
+from raceway.agents.acting_policy import ActingPolicy
+from raceway.envs import EnvSettings, make_env
 from raceway.errors import ConfigError, RacewayError
+from raceway.rl.seeding import Purpose, derive_seed, episode_seed
 
 Array = np.ndarray
 

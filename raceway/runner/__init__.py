@@ -1,4 +1,4 @@
-"""The Runner: functions, classes and objects of a program run by workers, with futures for their results.
+"""The Runner: runs the functions, classes and objects of a program on workers, with futures for their results.
 
 with Runner("rl") as rr:
     collector = rr.service(collect_episode)
@@ -13,9 +13,9 @@ from typing import Any
 from raceway.deprecations import warn_renamed
 from raceway.runner._future import ServiceFuture
 from raceway.runner._objects import Deserializer, ObjectRef
-from raceway.runner._registry import find_object_owner
+from raceway.runner._open_runners import find_object_owner
 from raceway.runner._runner import Runner, Service
-from raceway.runner._worker import WorkerBackend
+from raceway.runner._worker_backend import WorkerBackend
 
 __all__ = ["ObjectRef", "Runner", "Service", "ServiceFuture", "get_object", "patch_object", "update_object"]
 

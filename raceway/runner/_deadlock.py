@@ -10,7 +10,7 @@ from raceway.errors import DeadlockError
 from raceway.runner._future import ServiceFuture
 
 if TYPE_CHECKING:
-    from raceway.runner._driver import DriverBackend
+    from raceway.runner._driver_backend import DriverBackend
 
 
 def check_deadlock(backend: DriverBackend, worker: Actor, futures: Sequence[ServiceFuture[Any]]) -> None:

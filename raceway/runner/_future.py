@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from raceway.engine.base import Future, Handle, rebuild_handle, register_handle
-from raceway.runner._registry import find_future
+from raceway.runner._open_runners import find_future
 
 if TYPE_CHECKING:
-    from raceway.runner._driver import DriverBackend
+    from raceway.runner._driver_backend import DriverBackend
     from raceway.runner._pool import WorkerPool
 
 T = TypeVar("T")
@@ -97,7 +97,7 @@ class RemoteServiceFuture(Handle):
 
 
 def _worker_backend() -> Any:
-    from raceway.runner._worker import WorkerBackend
+    from raceway.runner._worker_backend import WorkerBackend
 
     return WorkerBackend()
 

@@ -14,10 +14,10 @@ from raceway.runner._objects import (
     not_an_object_ref,
     object_value,
 )
-from raceway.runner._registry import open_backends
+from raceway.runner._open_runners import open_backends
 
 if TYPE_CHECKING:
-    from raceway.runner._driver import DriverBackend
+    from raceway.runner._driver_backend import DriverBackend
 
 
 class ObjectStore:

@@ -11,7 +11,7 @@ from raceway.engine.base import Actor, Future, Message, Resources
 from raceway.errors import ActorDied, ActorError, ActorStartError, EngineClosed, RacewayError
 
 if TYPE_CHECKING:
-    from raceway.runner._driver import DriverBackend
+    from raceway.runner._driver_backend import DriverBackend
     from raceway.runner._future import ServiceFuture
 
 _log = logging.getLogger("raceway.runner")

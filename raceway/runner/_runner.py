@@ -13,11 +13,11 @@ from raceway.checks import check_positive, unknown_name
 from raceway.engine import make_engine
 from raceway.engine.base import Engine
 from raceway.errors import ConfigError
-from raceway.runner._driver import DriverBackend
+from raceway.runner._driver_backend import DriverBackend
 from raceway.runner._future import RemoteServiceFuture, ServiceFuture
 from raceway.runner._objects import Deserializer, ObjectRef, compact
-from raceway.runner._registry import find_backend
-from raceway.runner._worker import WorkerBackend
+from raceway.runner._open_runners import find_backend
+from raceway.runner._worker_backend import WorkerBackend
 
 
 class Service:

@@ -188,14 +188,14 @@ class GroupScores:
     @property
     def iqm(self) -> float:
         """Interquartile mean of the scores."""
-        from raceway.rl import interquartile_mean
+        from raceway.runs.statistics import interquartile_mean
 
         return interquartile_mean(self.values)
 
     @property
     def interval(self) -> tuple[float, float] | None:
         """Bootstrap confidence interval of the interquartile mean over the seeds; None for a single seed."""
-        from raceway.rl import bootstrap_interval
+        from raceway.runs.statistics import bootstrap_interval
 
         return bootstrap_interval(self.values, level=CONFIDENCE_LEVEL) if len(self.scores) > 1 else None
 
@@ -215,14 +215,14 @@ class PairComparison:
     @property
     def probability(self) -> float:
         """P(X > Y), a tie counted as half."""
-        from raceway.rl import probability_of_improvement
+        from raceway.runs.statistics import probability_of_improvement
 
         return probability_of_improvement(self.first.values, self.second.values)
 
     @property
     def interval(self) -> tuple[float, float] | None:
         """Bootstrap confidence interval of the probability; None if a group has a single seed."""
-        from raceway.rl import improvement_interval
+        from raceway.runs.statistics import improvement_interval
 
         if min(len(self.first.scores), len(self.second.scores)) < 2:
             return None

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 from raceway.errors import ConfigError
-from raceway.schema import Document, Migrations, migrate, schema_mismatch
+from raceway.file_schemas import Document, Migrations, migrate, schema_mismatch
 
 CONFIG_SCHEMA = 2
 """Schema number of config.json, its `schema`."""

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from raceway.checkpoints.files import open_regular_file
 from raceway.errors import ConfigError
+from raceway.file_schemas import Document, Migrations, migrate, schema_mismatch
 from raceway.runs.config_file import METRICS_SCHEMA, read_config
-from raceway.schema import Document, Migrations, migrate, schema_mismatch
 
 METRICS_MIGRATIONS: Migrations = {}
 _TAIL_BYTES = 1 << 16  # where the last row is searched first

@@ -14,9 +14,9 @@ from typing import Any
 
 from raceway.checkpoints.files import open_regular_file
 from raceway.errors import ConfigError
+from raceway.file_schemas import schema_mismatch
 from raceway.runs.config_file import read_config, read_json
 from raceway.runs.metrics_file import last_row, read_metrics
-from raceway.schema import schema_mismatch
 
 ENDED_EARLY = ("interrupt", "terminated")
 """Values of a summary's `stopped_by` for a run that a signal ended."""

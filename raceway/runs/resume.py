@@ -22,11 +22,11 @@ from raceway.checkpoints.store import Checkpoint, Checkpoints
 from raceway.checks import check_int, unknown_name
 from raceway.envs.names import resolve_env_id
 from raceway.errors import CheckpointError, ConfigError
+from raceway.file_schemas import schema_mismatch
 from raceway.rl.space_json import space_from_json
 from raceway.runs.config_file import has_policy, read_config
 from raceway.runs.directory import as_json
 from raceway.runs.reader import is_running
-from raceway.schema import schema_mismatch
 
 CHANGEABLE_ON_RESUME = (
     "engine", "address", "num_workers", "iterations", "total_timesteps", "stop_return", "stop_seconds", "save_every",

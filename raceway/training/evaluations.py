@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from raceway.agents import Policy
-from raceway.envs import EnvSettings, Purpose, derive_seed
+from raceway.envs import EnvSettings
 from raceway.errors import EnvironmentFailed
 from raceway.learner.learner import Learner
+from raceway.rl.seeding import Purpose, derive_seed
 from raceway.rollouts.evaluation import EvaluationStopped, evaluate
 from raceway.state import Stateful
 

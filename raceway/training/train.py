@@ -17,18 +17,19 @@ from raceway.checkpoints.store import Checkpoints
 from raceway.checks import check_choice
 from raceway.engine import make_engine
 from raceway.engine.base import Actor, Engine
-from raceway.envs import EnvSettings, Purpose, Slots, derive_seed, make_slots
+from raceway.envs import EnvSettings, Slots, make_slots
 from raceway.errors import ConfigError, RacewayError
 from raceway.machine import num_cores, worker_compute_settings
 from raceway.ops import ReportMetrics, RolloutWorker, parallel_rollouts
+from raceway.rl.seeding import Purpose, derive_seed
 from raceway.runs.directory import RunDirectory
 from raceway.runs.recorder import Result, RunRecorder
 from raceway.runs.resume import ResumePoint, prepare_resume
 from raceway.signals import StopSignals
 from raceway.training.evaluations import PeriodicEvaluator
-from raceway.training.health import FlowHealth
+from raceway.training.flow_metrics import FlowMetrics
 from raceway.training.worker_count import choose_workers, measure_step
-from raceway.ui.display import Callback
+from raceway.ui.callback import Callback
 
 _log = logging.getLogger(__name__)
 
@@ -196,7 +197,7 @@ class Training:
         with self._start_flow(self.flow(workers), recorder.path) as run:
             if self.resume_point is not None:
                 self._run_overdue_evaluation(run, recorder, signals)
-            health = FlowHealth(run)
+            health = FlowMetrics(run)
             limit = self._reached_limit() if self.resume_point is not None else None
             while limit is None and (row := next(run, None)) is not None:
                 row |= self.saver.pop_metrics() | health.metrics()

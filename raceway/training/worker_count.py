@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raceway.envs import EnvSettings, Purpose, Slots, SteppedSlots, derive_seed, make_slots
+from raceway.envs import EnvSettings, Slots, SteppedSlots, make_slots
 from raceway.formatting import format_count, format_duration
-from raceway.rl import empty, interquartile_mean
+from raceway.rl import empty
+from raceway.rl.seeding import Purpose, derive_seed
+from raceway.runs.statistics import interquartile_mean
 
 _MEASURE_SECONDS = 0.25
 _MAX_STEPS = 200

@@ -12,8 +12,8 @@ from torch import nn
 
 from raceway import train
 from raceway.agents import make_policy
+from raceway.agents.acting_policy import ActingPolicy, batch_observations
 from raceway.agents.export import ExportablePolicy, export_onnx, export_torch
-from raceway.agents.inference import ActingPolicy, batch_observations
 from raceway.errors import ConfigError
 from raceway.loaded_policy import load
 

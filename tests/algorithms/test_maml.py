@@ -16,7 +16,6 @@ from raceway.agents import Policy, make_policy
 from raceway.algorithms import find_algorithm
 from raceway.algorithms.maml import inner_loss, loss
 from raceway.engine import make_engine
-from raceway.envs import Purpose, derive_seed
 from raceway.envs.tasks import PointGoals
 from raceway.errors import ConfigError
 from raceway.learner.adaptation import adapt_parameters, loss_with
@@ -24,8 +23,9 @@ from raceway.learner.learner import tensors_of
 from raceway.machine import worker_compute_settings
 from raceway.ops import FitBaseline, InnerAdapt, UpdateWeights, parallel_rollouts
 from raceway.rl import Batch, linear_baseline
+from raceway.rl.seeding import Purpose, derive_seed
 from raceway.training.train import Training, train
-from raceway.ui.display import Callback
+from raceway.ui.callback import Callback
 
 SMALL: dict[str, Any] = {"env": "point", "iterations": 2, "num_shards": 6, "num_envs": 12, "hidden": (16,)}
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from raceway.algorithms import algorithm_names, find_algorithm
+from raceway.commands.config_options import field_docs
 from raceway.engine import make_engine
 from raceway.training.train import Training, resume, train
-from raceway.ui.options import field_docs
 
 ROOT = Path(__file__).parents[2]
 NAMES = algorithm_names()

@@ -14,7 +14,7 @@ from raceway.checkpoints.encoding import decode, differences, encode, hash_array
 from raceway.errors import ConfigError
 from raceway.flow import Envelope, Source
 from raceway.ops import TrainStats
-from raceway.rollouts.fragments import RunningReturns
+from raceway.rollouts.fragment_values import RunningReturns
 
 DTYPES = [
     "?",

@@ -183,7 +183,7 @@ TRAINING = """
 import json, logging, os, sys
 from pathlib import Path
 import raceway
-from raceway.ui.display import Callback
+from raceway.ui.callback import Callback
 
 directory = Path(sys.argv[1])
 messages = []

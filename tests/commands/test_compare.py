@@ -8,7 +8,7 @@ import pytest
 
 from raceway.commands import compare
 from raceway.errors import ConfigError
-from raceway.rl import bootstrap_interval
+from raceway.runs.statistics import bootstrap_interval
 from tests.commands.conftest import Output
 from tests.commands.run_seeds import make_seeds, texts_in
 from tests.runs.fake_runs import make_run

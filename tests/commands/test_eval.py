@@ -17,7 +17,7 @@ from PIL import Image, ImageSequence
 
 from raceway import train
 from raceway.commands import eval as eval_command
-from raceway.commands.progress import Progress
+from raceway.commands.progress_line import Progress
 from raceway.envs import EnvSettings
 from raceway.errors import ConfigError
 from raceway.loaded_policy import load

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from raceway.errors import ConfigError, ReplayEmpty
 from raceway.replay import Replay
-from raceway.replay.frames import FrameStorage
+from raceway.replay.frame_storage import FrameStorage
 from raceway.rl import Batch
-from tests.replay.test_frames import random_frames, stacks_of
+from tests.replay.test_frame_storage import random_frames, stacks_of
 
 
 def rows(first: int, num: int) -> Batch:

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raceway.agents import make_policy
-from raceway.envs import episode_seed
 from raceway.rl import Batch, num_steps, row_of
+from raceway.rl.seeding import episode_seed
 from raceway.rollouts.collector import Collector
 from tests.envs.toy_envs import Samples, as_tree, assert_same
 from tests.rollouts.toy_envs import KINDS, Counting, Walk, slots_of

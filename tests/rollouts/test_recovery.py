@@ -13,15 +13,16 @@ from gymnasium.vector import AutoresetMode
 from raceway.agents import Policy, make_policy
 from raceway.algorithms import find_algorithm
 from raceway.algorithms.impala import loss as impala_loss
-from raceway.envs import EnvSettings, Purpose, SteppedSlots, derive_seed, episode_seed
+from raceway.envs import EnvSettings, SteppedSlots
 from raceway.errors import EnvironmentFailed
 from raceway.flow import Shard
 from raceway.learner.learner import tensors_of
 from raceway.ops import AddAdvantages, AddLogProbs, ConcatFragments, RolloutSettings, RolloutWorker, TrainStats
 from raceway.ops import Transitions as MakeTransitions
 from raceway.rl import Batch, sequences
+from raceway.rl.seeding import Purpose, derive_seed, episode_seed
 from raceway.rollouts.collector import Collector
-from raceway.rollouts.fragments import RunningReturns, evaluate_fragment
+from raceway.rollouts.fragment_values import RunningReturns, evaluate_fragment
 from raceway.rollouts.recovery import Recovery
 from tests.rollouts.toy_envs import Counting, Fault, slots_of
 

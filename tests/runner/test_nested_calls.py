@@ -8,7 +8,7 @@ import pytest
 
 from raceway.errors import DeadlockError, RemoteError, SerializationError
 from raceway.runner import Runner
-from raceway.runner._requests import HANDLERS
+from raceway.runner._request_handlers import HANDLERS
 from tests.conftest import GENEROUS, eventually
 from tests.runner import services
 from tests.runner.conftest import ENGINES, engines

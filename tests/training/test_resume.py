@@ -19,7 +19,7 @@ from raceway.errors import EnvironmentFailed
 from raceway.rollouts.evaluation import evaluate
 from raceway.runs.metrics_file import read_metrics
 from raceway.training.train import Training, resume, train
-from raceway.ui.display import Callback
+from raceway.ui.callback import Callback
 from tests.conftest import GENEROUS
 from tests.training.saved_runs import (
     ASYNCHRONOUS,

@@ -18,9 +18,9 @@ from raceway.algorithms import find_algorithm
 from raceway.engine.base import Actor
 from raceway.errors import ConfigError, OperatorError
 from raceway.runs.metrics_file import read_metrics
-from raceway.training.seeds import train_seeds
 from raceway.training.train import Training, train
-from raceway.ui.display import Callback
+from raceway.training.train_seeds import train_seeds
+from raceway.ui.callback import Callback
 from tests.odd_envs import Odd
 
 SMALL: dict[str, Any] = {"iterations": 3, "episodes_per_iter": 20, "num_envs": 20}

@@ -23,7 +23,7 @@ from raceway.errors import ActorDied, OperatorError, ShardFailed
 from raceway.ops import ReplayShard
 from raceway.runs.recorder import Result
 from raceway.training.train import Training, resume, train
-from raceway.ui.display import Callback
+from raceway.ui.callback import Callback
 from tests.flaky_envs import flaky_cartpole
 
 SMALL: dict[str, Any] = {

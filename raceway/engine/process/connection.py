@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 from raceway.engine._reactor import Reactor
-from raceway.engine.process.frames import Frame, FrameDecoder
+from raceway.engine.process.message_frames import Frame, FrameDecoder
 
 _log = logging.getLogger(__name__)
 

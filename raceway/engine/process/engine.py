@@ -23,10 +23,10 @@ from raceway.engine import _codec
 from raceway.engine._calls import decode_error, encode_error
 from raceway.engine._codec import Payload
 from raceway.engine._core import CoreActor, EngineCore
-from raceway.engine._handles import Handle
 from raceway.engine._reactor import Reactor
+from raceway.engine._reference_counts import Handle
 from raceway.engine.base import Actor, Message, Ref, Resources
-from raceway.engine.process import frames
+from raceway.engine.process import message_frames
 from raceway.engine.process.actor import ProcessActor
 from raceway.engine.process.connection import SendBatch, WorkerConnection
 from raceway.engine.process.gpus import gpu_environment, visible_gpus
@@ -110,7 +110,7 @@ class ProcessEngine(EngineCore):
         index = self._processes.next_index()
         # Steps that can fail come before anything is opened.
         surroundings = {"cwd": os.getcwd(), "path": [os.path.abspath(entry) for entry in sys.path], "argv": sys.argv}
-        factory = frames.PackedPayload(actor.factory, self._arena)
+        factory = message_frames.PackedPayload(actor.factory, self._arena)
         try:
             actor.open_channels(index, self._control, self.reactor, self._portable, partial(self._connect, actor))
         except OSError as error:
@@ -127,14 +127,14 @@ class ProcessEngine(EngineCore):
         }
         worker_fds = [actor.connection.worker_end.fileno(), actor.output.worker_fd]
         self._processes.start(actor, request, [*worker_fds, self._arena.fd, actor.arena_reader.fd, self._control.fd])
-        self._send(actor, frames.CONSTRUCT, 0, factory)
+        self._send(actor, message_frames.CONSTRUCT, 0, factory)
         incarnation = actor.incarnation
         self.reactor.call_at(self.clock() + actor.start_timeout, lambda: self._check_started(actor, incarnation))
 
     def _connect(self, actor: ProcessActor, arena_reader: ArenaReader) -> WorkerConnection:
         return WorkerConnection(
             self.reactor,
-            frames.FrameDecoder(arena_reader, self._make_handles),
+            message_frames.FrameDecoder(arena_reader, self._make_handles),
             self._batch,
             on_frame=lambda frame: self._handle_frame(actor, frame),
             # A worker that ends is reported by the launcher. One that only closed its socket must be killed.
@@ -169,14 +169,14 @@ class ProcessEngine(EngineCore):
     def _detach_arguments(self, message: Message) -> None:
         with self.lock:
             self.handles.sweep()
-            message.wire = frames.PackedPayload(message.payload, self._arena)
-        message.payload = frames.EMPTY
+            message.wire = message_frames.PackedPayload(message.payload, self._arena)
+        message.payload = message_frames.EMPTY
 
     def _transmit(self, actor: CoreActor, id: int, message: Message) -> None:
         assert isinstance(actor, ProcessActor)
         for ref in message.refs:
             self._send_stored(actor, ref.id)
-        self._send(actor, frames.CALL, id, message.wire)
+        self._send(actor, message_frames.CALL, id, message.wire)
 
     def prefetch(self, actor: Actor, refs: Sequence[Ref]) -> None:
         """Send an actor stored values that it is about to read. Called with the lock."""
@@ -192,9 +192,9 @@ class ProcessEngine(EngineCore):
                 raise ObjectFreed(f"reference {id} is not stored here any more")
             actor.held_values.add(id)
             self._value_holders.setdefault(id, set()).add(actor)
-            self._send(actor, frames.STORED_VALUE, id, stored.keep)
+            self._send(actor, message_frames.STORED_VALUE, id, stored.keep)
 
-    def _send(self, actor: ProcessActor, kind: int, id: int, packed: frames.PackedPayload) -> None:
+    def _send(self, actor: ProcessActor, kind: int, id: int, packed: message_frames.PackedPayload) -> None:
         if packed.block is not None:
             packed.block.expect_release(actor.releases)
         if packed.handle_ids:
@@ -203,30 +203,30 @@ class ProcessEngine(EngineCore):
 
     # Frames from a worker.
 
-    def _handle_frame(self, actor: ProcessActor, frame: frames.Frame) -> None:
+    def _handle_frame(self, actor: ProcessActor, frame: message_frames.Frame) -> None:
         kind, id, extra, payload = frame
-        if kind == frames.RESULT or kind == frames.CALL_FAILED:
+        if kind == message_frames.RESULT or kind == message_frames.CALL_FAILED:
             actor.last_micros = extra
-            self.finished(actor, id, payload, kind == frames.CALL_FAILED)
-        elif kind == frames.READY:
+            self.finished(actor, id, payload, kind == message_frames.CALL_FAILED)
+        elif kind == message_frames.READY:
             actor.ready.set_result(True)
-        elif kind == frames.START_FAILED:
+        elif kind == message_frames.START_FAILED:
             cause = decode_error(payload)
             error = ActorStartError(f"{actor.name} could not start: {type(cause).__name__}: {cause}", actor.name)
             error.__cause__ = cause
             self._declare_dead(actor, error)
-        elif kind == frames.RELEASE_HANDLES:
+        elif kind == message_frames.RELEASE_HANDLES:
             numbers = iter(struct.unpack(f"<{len(payload.body) // 8}Q", payload.body))
             for handle_id, arrivals in zip(numbers, numbers, strict=True):
                 self.handles.count_released(actor, handle_id, arrivals)
-        elif kind == frames.RETURN_CALLS:
+        elif kind == message_frames.RETURN_CALLS:
             ids = struct.unpack(f"<{len(payload.body) // 8}Q", payload.body)
             calls = [actor.calls.pop(id) for id in ids if id in actor.calls]
             if actor.on_calls_returned is not None:
                 actor.on_calls_returned(actor, calls)
-        elif kind == frames.REQUEST:
+        elif kind == message_frames.REQUEST:
             self._handle_request(actor, id, payload)
-        elif kind == frames.PUT:
+        elif kind == message_frames.PUT:
             self._reply_with(actor, actor.incarnation, id, lambda: self.store(payload))
 
     def _handle_request(self, actor: ProcessActor, id: int, payload: Payload) -> None:
@@ -252,12 +252,12 @@ class ProcessEngine(EngineCore):
     def _reply(self, actor: ProcessActor, incarnation: int, id: int, reply: Payload, failed: bool) -> None:
         """Send a reply, unless the actor that made the request has died since."""
         if actor.error is None and actor.incarnation == incarnation:
-            kind = frames.REPLY_ERROR if failed else frames.REPLY
+            kind = message_frames.REPLY_ERROR if failed else message_frames.REPLY
             try:
-                packed = frames.PackedPayload(reply, self._arena)
+                packed = message_frames.PackedPayload(reply, self._arena)
             except SharedMemoryError as error:  # which is small enough for any frame
-                kind = frames.REPLY_ERROR
-                packed = frames.PackedPayload(encode_error(error, actor.name, "request"), self._arena)
+                kind = message_frames.REPLY_ERROR
+                packed = message_frames.PackedPayload(encode_error(error, actor.name, "request"), self._arena)
             self._send(actor, kind, id, packed)
 
     def _reply_arrived(self, actor: CoreActor, id: int) -> bool:
@@ -269,7 +269,7 @@ class ProcessEngine(EngineCore):
 
     def _to_stored(self, payload: Payload) -> Payload:
         """Write the value into the driver's arena once, where the driver itself reads it too."""
-        packed = frames.PackedPayload(payload, self._arena)
+        packed = message_frames.PackedPayload(payload, self._arena)
         stored = Payload(bytes(payload.body), [], payload.handles, packed)  # a large body may be in a worker's arena
         if packed.block is not None:
             lengths = [memoryview(buffer).nbytes for buffer in payload.buffers]
@@ -282,7 +282,7 @@ class ProcessEngine(EngineCore):
         for actor in holders:
             actor.held_values.discard(id)
         for actor in holders:
-            actor.connection.send(frames.bare_frame(frames.DROP_VALUE, id))
+            actor.connection.send(message_frames.bare_frame(message_frames.DROP_VALUE, id))
 
     # Closing.
 

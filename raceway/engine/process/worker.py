@@ -23,11 +23,11 @@ from typing import Any
 from raceway.engine import _codec, driver_client
 from raceway.engine._calls import ActorContext, decode_error, encode_error, method_name, run_call
 from raceway.engine._codec import Payload
-from raceway.engine._handles import WorkerHandles
 from raceway.engine._reactor import SpinWait
+from raceway.engine._reference_counts import WorkerHandles
 from raceway.engine.base import Ref
 from raceway.engine.malloc import keep_freed_memory
-from raceway.engine.process import frames
+from raceway.engine.process import message_frames
 from raceway.engine.process.output import WorkerLogHandler
 from raceway.engine.shared_memory.arena import Arena
 from raceway.engine.shared_memory.arena_reader import ArenaReader
@@ -54,7 +54,7 @@ class Worker:
         self._handles = WorkerHandles(self.uid)
         self._handles.read = self._fetch
         arena_reader = ArenaReader(fds["driver_arena"], control.row(0))
-        self._decoder = frames.FrameDecoder(arena_reader, self._handles.count_arrivals)
+        self._decoder = message_frames.FrameDecoder(arena_reader, self._handles.count_arrivals)
         self._calls: deque[tuple[int, Payload]] = deque()
         self._stored_values: dict[int, Payload] = {}
         self._replies: dict[int, tuple[int, Payload]] = {}
@@ -77,9 +77,9 @@ class Worker:
             self._factory = None
             self._context.object = factory(*args, **kwargs)
         except BaseException as error:
-            self._send(frames.START_FAILED, 0, encode_error(error, self.actor, "__init__"))
+            self._send(message_frames.START_FAILED, 0, encode_error(error, self.actor, "__init__"))
             return
-        self._send(frames.READY, os.getpid(), frames.EMPTY)
+        self._send(message_frames.READY, os.getpid(), message_frames.EMPTY)
         del factory, args, kwargs
         calls = self._calls
         while True:
@@ -99,26 +99,26 @@ class Worker:
         if had_handles or self._handles.dropped:
             self._send_releases()
 
-    def _execute(self, call: Payload) -> tuple[int, frames.PackedPayload]:
+    def _execute(self, call: Payload) -> tuple[int, message_frames.PackedPayload]:
         decoded = None
         try:
             decoded = _codec.decode(call)
             result = run_call(self._context, decoded, self._read_stored)
-            return frames.RESULT, self._pack(_codec.encode(result, "the result"))
+            return message_frames.RESULT, self._pack(_codec.encode(result, "the result"))
         except BaseException as error:
             method = method_name(decoded[0]) if decoded is not None else "?"
-            return frames.CALL_FAILED, self._pack(encode_error(error, self.actor, method, skip=2))
+            return message_frames.CALL_FAILED, self._pack(encode_error(error, self.actor, method, skip=2))
 
     # Sending.
 
-    def _pack(self, payload: Payload) -> frames.PackedPayload:
+    def _pack(self, payload: Payload) -> message_frames.PackedPayload:
         with self._lock:  # threads of the user may send too
-            return frames.PackedPayload(payload, self._arena)
+            return message_frames.PackedPayload(payload, self._arena)
 
     def _send(self, kind: int, id: int, payload: Payload) -> None:
         self._send_packed(kind, id, self._pack(payload))
 
-    def _send_packed(self, kind: int, id: int, packed: frames.PackedPayload, extra: int = 0) -> None:
+    def _send_packed(self, kind: int, id: int, packed: message_frames.PackedPayload, extra: int = 0) -> None:
         if packed.block is not None:
             packed.block.expect_release(self._driver_releases)
         self._send_frame(packed.frame(kind, id, extra))
@@ -135,7 +135,7 @@ class Worker:
         if releases:
             numbers = [number for release in releases for number in release]
             body = struct.pack(f"<{len(numbers)}Q", *numbers)
-            self._send_frame(frames.bare_frame(frames.RELEASE_HANDLES, 0, body))
+            self._send_frame(message_frames.bare_frame(message_frames.RELEASE_HANDLES, 0, body))
 
     # Receiving.
 
@@ -173,23 +173,23 @@ class Worker:
             return None
 
     def _handle_frame(self, kind: int, id: int, payload: Payload) -> None:
-        if kind == frames.CALL:
+        if kind == message_frames.CALL:
             if self._num_waiting_for_calls and self._returns_queued_calls:
                 self._return_calls([id])
             else:
                 self._calls.append((id, payload))
-        elif kind == frames.CONSTRUCT:
+        elif kind == message_frames.CONSTRUCT:
             self._factory = payload
-        elif kind == frames.STORED_VALUE:
+        elif kind == message_frames.STORED_VALUE:
             self._stored_values[id] = payload
-        elif kind == frames.DROP_VALUE:
+        elif kind == message_frames.DROP_VALUE:
             self._stored_values.pop(id, None)
             self._handles.forget_value(id)
         else:
             self._replies[id] = (kind, payload)
 
     def _return_calls(self, ids: list[int]) -> None:
-        self._send_frame(frames.bare_frame(frames.RETURN_CALLS, 0, struct.pack(f"<{len(ids)}Q", *ids)))
+        self._send_frame(message_frames.bare_frame(message_frames.RETURN_CALLS, 0, struct.pack(f"<{len(ids)}Q", *ids)))
 
     # Requests to the driver: see `driver_client.DriverClient`.
 
@@ -204,11 +204,11 @@ class Worker:
 
     def request(self, value: Any, *, waits_for_calls: bool = False) -> Any:
         """Send the driver a request and wait for its reply."""
-        return self._request(frames.REQUEST, _codec.encode(value), waits_for_calls)
+        return self._request(message_frames.REQUEST, _codec.encode(value), waits_for_calls)
 
     def put(self, value: Any) -> Ref:
         """Store a value with the driver, which does not decode it."""
-        return self._request(frames.PUT, _codec.encode(value), False)  # type: ignore[no-any-return]
+        return self._request(message_frames.PUT, _codec.encode(value), False)  # type: ignore[no-any-return]
 
     def _request(self, kind: int, payload: Payload, waits_for_calls: bool) -> Any:
         with self._lock:
@@ -226,7 +226,7 @@ class Worker:
             with self._lock:
                 self._num_waiting_for_calls -= waits_for_calls
         kind, reply = self._replies.pop(id)
-        if kind == frames.REPLY_ERROR:
+        if kind == message_frames.REPLY_ERROR:
             raise decode_error(reply)
         return _codec.decode(reply)
 

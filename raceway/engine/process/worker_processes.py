@@ -91,7 +91,7 @@ class WorkerProcesses:
             self.launcher.send({"action": "kill", "worker": actor.index})
 
     def remove(self, actor: ProcessActor, *, kill: bool) -> None:
-        """Give up the process of an actor: kill it, or let it exit by itself when its connection is closed."""
+        """Stop managing the process of an actor: kill it, or let it exit by itself when its connection is closed."""
         del self.actors[actor.index]
         self._exiting.add(actor.index)
         if kill:
@@ -150,7 +150,7 @@ class WorkerProcesses:
         os.close(self._driver_alive_end)
 
     def close_in_forked_child(self) -> None:
-        """Close the descriptors whose closing by the driver must be seen by the workers and the launcher."""
+        """Close the child's copies of the descriptors that workers and launcher watch to notice the driver's end."""
         connections = [actor.connection.fileno() for actor in self.actors.values()]
         for fd in (self._driver_alive_end, self.launcher.fileno(), *connections):
             with contextlib.suppress(OSError):

@@ -13,8 +13,8 @@ from raceway.engine.base import Message
 from raceway.engine.process.worker import thread_environment
 from raceway.engine.ray import private_api, ray
 from raceway.engine.ray.actor_host import actor_class
+from raceway.engine.ray.memory_sharing import DriverEnd
 from raceway.engine.ray.modules import collect_sources
-from raceway.engine.ray.node_memory import DriverEnd
 from raceway.engine.ray.wire import Wire, pack_reusable
 
 

@@ -12,12 +12,12 @@ from typing import Any
 from raceway.engine import _codec, driver_client
 from raceway.engine._calls import ActorContext, decode_error, encode_error, method_name, run_call
 from raceway.engine._codec import Payload
-from raceway.engine._handles import WorkerHandles
+from raceway.engine._reference_counts import WorkerHandles
 from raceway.engine.base import Ref
 from raceway.engine.malloc import keep_freed_memory
 from raceway.engine.ray import ray
+from raceway.engine.ray.memory_sharing import ActorEnd, SharedMemoryOffer, open_actor_end
 from raceway.engine.ray.modules import module_finder_class
-from raceway.engine.ray.node_memory import ActorEnd, SharedMemoryOffer, open_actor_end
 from raceway.engine.ray.wire import FAILURE, PUT, REQUEST, RESULT, WAITING_REQUEST, Wire, fetch, pack, unpack
 from raceway.errors import EngineClosed
 

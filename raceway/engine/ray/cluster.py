@@ -1,4 +1,4 @@
-"""The Ray that an engine uses, and the resources of its nodes."""
+"""Starting, joining and leaving Ray, and the resources of its nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from raceway.errors import ConfigError, ResourceError
 
 
 class RayCluster:
-    """A Ray that is running already, a cluster that is joined, or a local Ray that is started here.
+    """The Ray instance of an engine: one that runs already, a cluster that it joins, or a local one that it starts.
 
     Args:
         address: as `RayEngine` takes it.

@@ -26,7 +26,7 @@ _QUICK_SECONDS = 0.0003  # a result that took less had arrived, or nearly
 
 Deliver = Callable[[Any], None]
 """Takes the result of a Ray task; Ray's exception if it failed. Called with the lock."""
-Task = tuple[Any, Deliver]
+RayTask = tuple[Any, Deliver]
 """A task that Ray runs: its ObjectRef, and the function that takes its result."""
 
 
@@ -37,8 +37,8 @@ class Completions:
         self._reactor = reactor
         self._lock = reactor.lock
         self._clock = reactor.clock
-        self._tasks: dict[Future[Any], Task] = {}  # the calls that Ray runs
-        self._unnotified: dict[Future[Any], Task] = {}  # those of which Ray will not notify the engine
+        self._tasks: dict[Future[Any], RayTask] = {}  # the calls that Ray runs
+        self._unnotified: dict[Future[Any], RayTask] = {}  # those of which Ray will not notify the engine
         self._asked_for: list[Sequence[Future[Any]]] = []  # the futures for which threads are asking Ray now
         self._last_asked = -math.inf  # when a thread last asked
         self._results_are_quick = False  # the last request returned at once, so several results may be ready

@@ -20,7 +20,7 @@ from raceway.engine.ray.actor import ActorStarter, RayActor, death_reason, is_de
 from raceway.engine.ray.cluster import RayCluster, check_cluster_resources, describe_shortage
 from raceway.engine.ray.completions import Completions
 from raceway.engine.ray.mailbox import Mailbox
-from raceway.engine.ray.node_memory import DriverEnd, NodeMemory
+from raceway.engine.ray.memory_sharing import DriverEnd, NodeMemory
 from raceway.engine.ray.wire import FAILURE, StoredValue, Wire, pack_reusable, unpack
 from raceway.errors import ActorDied, ActorStartError, ObjectFreed
 

@@ -1,4 +1,4 @@
-"""Values in the form in which they travel through Ray.
+"""Packing values to send them through Ray.
 
 A value travels as one wire: a small header with the encoded body (`bytes`, which Ray moves without pickling them), or,
 if there are large arrays, a list of that and their memory, which Ray keeps in its object store and reads in place.
@@ -15,7 +15,7 @@ import numpy as np
 from raceway.engine._calls import copy_buffers
 from raceway.engine._codec import Payload
 from raceway.engine.ray import ray
-from raceway.engine.ray.node_memory import DriverEnd, Location, NodeMemory
+from raceway.engine.ray.memory_sharing import DriverEnd, Location, NodeMemory
 from raceway.errors import SharedMemoryError
 
 INLINE_BYTES = 100 * 1024
@@ -38,7 +38,7 @@ def pack(
     handles: Sequence[int] = (),
     location: Location = (),
 ) -> Wire:
-    """Return a payload as a wire. With a location its buffers lie in shared memory and are left out."""
+    """Pack a payload as a `Wire`. With a location, its buffers are in shared memory and are left out."""
     handles = handles or [handle.id for handle in payload.handles or ()]
     header = _HEADER.pack(kind, len(numbers), len(handles), len(location)) + struct.pack(
         f"<{len(numbers) + len(handles) + len(location)}Q", *numbers, *handles, *location
@@ -53,7 +53,7 @@ def pack(
 
 
 def unpack(wire: Wire) -> Unpacked:
-    """Take a wire apart."""
+    """Unpack a `Wire`: the inverse of `pack`."""
     frame, buffers = (wire, []) if isinstance(wire, bytes) else (wire[0], wire[1:])
     kind, num_numbers, num_handles, num_location = _HEADER.unpack_from(frame)
     handles_end = num_numbers + num_handles

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from raceway.engine.shared_memory.buffer_layout import ALIGN_BYTES, aligned_size, split_buffers
 from raceway.engine.shared_memory.control_file import MAX_BLOCKS, ControlFile, anonymous_file
-from raceway.engine.shared_memory.layout import ALIGN_BYTES, aligned_size, split_buffers
 from raceway.errors import SharedMemoryError
 
 _PAGE_BYTES = 4096
@@ -20,7 +20,7 @@ _NUM_EXAMINED = 8  # blocks in use checked from either end per allocation: bound
 
 
 class ArenaBlock:
-    """A range of an arena that holds the buffers of one message, and the releases that its readers still owe."""
+    """A range of an arena that holds the buffers of one message, and the releases still expected from its readers."""
 
     __slots__ = ("__weakref__", "expected_releases", "index", "offset", "pins", "size")
 

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from raceway.engine.shared_memory.buffer_layout import aligned_size, split_buffers
 from raceway.engine.shared_memory.control_file import MAX_BLOCKS
-from raceway.engine.shared_memory.layout import aligned_size, split_buffers
 
 
 class ArenaReader:

@@ -1,4 +1,4 @@
-"""A policy for use outside training: it takes observations and returns actions in the form of the environment."""
+"""A policy for use outside training: it takes observations and returns actions that the environment accepts."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class ActingPolicy:
 
 
 def sampling_distribution(policy: Policy, num: int) -> Distribution:
-    """Return a policy's distribution for sampling `num` rows; an ε-greedy one is resized from its slots in training.
+    """Return a policy's distribution for sampling `num` rows; an ε-greedy one gets an ε for each row.
 
     Row i has the ε of slot i; with more rows than slots, the ε of the slots are repeated.
     """

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from raceway.engine._codec import Payload
-from raceway.engine._handles import Handle
+from raceway.engine._reference_counts import Handle
 from raceway.engine.shared_memory.arena import Arena, ArenaBlock, Pin
 from raceway.engine.shared_memory.arena_reader import ArenaReader
 
@@ -39,7 +39,7 @@ EMPTY = Payload(b"", [])
 
 
 class PackedPayload:
-    """A payload ready to be sent any number of times. Its large parts are in a block that stays as long as this does.
+    """A payload that can be sent any number of times. It keeps the block of shared memory that holds its large parts.
 
     Attributes:
         block: the block of shared memory, or None.

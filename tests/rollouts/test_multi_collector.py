@@ -9,7 +9,7 @@ from gymnasium import spaces
 from raceway.agents import make_policy
 from raceway.envs.multi_agent import MultiAgentSettings
 from raceway.errors import ConfigError, EnvironmentFailed
-from raceway.rollouts.multi_agent import MultiCollector
+from raceway.rollouts.multi_collector import MultiCollector
 
 OBS_SPACE, ACTION_SPACE = spaces.Box(-np.inf, np.inf, (2,), np.float32), spaces.Discrete(3)
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from raceway.engine.base import Actor
+from raceway.flow._failures import Failures
 from raceway.flow._graph import Item, Node, NoItem, replace_actor_handles
-from raceway.flow._guests import Failures, Guest, ThreadGuest
+from raceway.flow._hosted_objects import Guest, ThreadGuest
 from raceway.flow._operators import Operator, Stage
 from raceway.flow._requests import ItemSender
 from raceway.flow._shard import make_operator
-from raceway.flow.counters import Meter
+from raceway.flow.monitoring import Meter
 from raceway.flow.rate_limits import RateLimiter, WeightedTurns
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Displays of a run: a live display on a terminal, plain lines of text in a log. Also the `Callback` base class."""
+"""Displays of a run: a live display on a terminal, plain lines of text in a log."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import math
 import os
 import sys
 import time
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -15,30 +14,12 @@ from gymnasium.spaces import Box
 
 from raceway.formatting import format_count
 from raceway.signals import EXIT_CODES
+from raceway.ui.callback import Callback
 
 _log = logging.getLogger(__name__)
 
 RULE = "=" * 60
 _BARS = "▁▂▃▄▅▆▇█"
-
-
-class Callback(AbstractContextManager["Callback"]):
-    """Base class of callbacks of a training. Every method does nothing unless it is overridden."""
-
-    def on_start(self, training: Any, path: Path) -> None:
-        """Handle the start of a training with this run directory."""
-
-    def on_iteration(self, row: dict[str, Any]) -> None:
-        """Handle the metrics of an iteration."""
-
-    def on_checkpoint(self, steps: int) -> None:
-        """Handle a checkpoint that was saved after this many environment steps."""
-
-    def on_end(self, result: Any) -> None:
-        """Handle the end of the training."""
-
-    def __exit__(self, *_: object) -> None:
-        """Release resources."""
 
 
 def describe_training(training: Any) -> list[str]:

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from raceway.envs.slots import UNKNOWN_SLOT, Array, Score, close, environment_error
+from raceway.envs.env_vector import UNKNOWN_SLOT, Array, Score, close, environment_error
 from raceway.rl.spaces import Tree, fill, row_of
 
 _ALL = slice(None)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 
-class FlowHealth:
-    """Reports, for every iteration, how long the driver waited for each side, and how many workers were restarted.
+class FlowMetrics:
+    """Reports, for every iteration, the driver's waiting times for rollouts and learner, and worker restarts.
 
     Args:
         run: the running flow.

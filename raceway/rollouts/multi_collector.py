@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from raceway.agents import Policy
-from raceway.envs import Purpose, derive_seed, episode_seed
+from raceway.envs.env_vector import action_converter
 from raceway.envs.multi_agent import MultiAgentSettings
-from raceway.envs.slots import action_converter
 from raceway.errors import EnvironmentFailed
 from raceway.rl import Batch, empty, fill, row_of, tree_map
+from raceway.rl.seeding import Purpose, derive_seed, episode_seed
 
 Array = np.ndarray
 

@@ -5,7 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raceway.rl import bootstrap_interval, improvement_interval, interquartile_mean, probability_of_improvement
+from raceway.runs.statistics import (
+    bootstrap_interval,
+    improvement_interval,
+    interquartile_mean,
+    probability_of_improvement,
+)
 
 NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30)
 

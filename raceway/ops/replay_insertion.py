@@ -32,7 +32,7 @@ class _ShardAccount:
         self.pending: deque[tuple[int, Future[ReplayCounts]]] = deque()
 
 
-class Ledger:
+class ReplayInserter:
     """Inserts rows into shards, in turn, and counts them.
 
     It does not wait for a shard: calls that follow are executed after the insertion. Rows of a shard whose actor died

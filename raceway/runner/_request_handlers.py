@@ -9,11 +9,11 @@ from raceway.engine.base import Actor
 from raceway.errors import EngineClosed, ForeignReference, WaitTimeout
 from raceway.runner._future import ServiceFuture
 from raceway.runner._objects import ObjectRef
-from raceway.runner._registry import open_backends
+from raceway.runner._open_runners import open_backends
 from raceway.runner._wait_condition import WaitCondition
 
 if TYPE_CHECKING:
-    from raceway.runner._driver import DriverBackend
+    from raceway.runner._driver_backend import DriverBackend
 
 
 def answer_request(worker: Actor, request: tuple[str, str, tuple[Any, ...]]) -> Any:

@@ -1,4 +1,4 @@
-"""Distributed reference counts for things that the driver keeps.
+"""Reference counting across processes, for values, objects and futures that the driver keeps.
 
 A `Handle` refers to something in the driver (a stored value, an object, a future). Python counts the handles within one
 process; this module counts the processes. Every message that carries a handle to a worker is counted where it is sent
@@ -106,7 +106,7 @@ class HandleTable:
                 self.last_copy_dropped(id)
 
     def last_copy_dropped(self, id: int) -> None:
-        """Handle that this process has no copy of a handle left."""
+        """Handle the drop of the last copy of a handle in this process."""
         raise NotImplementedError
 
     def unregister(self) -> None:
@@ -140,7 +140,7 @@ class DriverHandles(HandleTable):
             counts[worker] = counts.get(worker, 0) + 1
 
     def count_released(self, worker: object, id: int, arrivals: int) -> None:
-        """Handle a worker's report that it has dropped its last copy, and how many copies had arrived."""
+        """Process a worker's report that it has dropped its last copy, and how many copies had arrived there."""
         counts = self._num_sent.get(id)
         if counts and worker in counts:  # else the worker was declared dead in the meantime
             counts[worker] -= arrivals
@@ -149,7 +149,7 @@ class DriverHandles(HandleTable):
                 self._free_if_unused(id)
 
     def remove_worker(self, worker: object) -> None:
-        """Handle the death of a worker: it holds no handles any more."""
+        """Remove a worker that has died: it holds no handles any more."""
         for id in [id for id, counts in self._num_sent.items() if worker in counts]:
             del self._num_sent[id][worker]
             self._free_if_unused(id)
@@ -178,7 +178,7 @@ class WorkerHandles(HandleTable):
         self._releases: list[tuple[int, int]] = []
 
     def count_arrivals(self, ids: Iterable[int]) -> list[Handle]:
-        """Count a message that carries these ids. Return handles, which keep them alive as long as the message is."""
+        """Count an arrived message that carries these ids. Return handles, to be kept as long as the message."""
         handles = []
         for id in ids:
             self._num_arrivals[id] = self._num_arrivals.get(id, 0) + 1

@@ -21,7 +21,7 @@ from raceway.algorithms import Algorithm, Context, find_algorithm
 from raceway.checks import check_int, check_positive
 from raceway.engine import make_engine
 from raceway.engine.base import Actor, Engine
-from raceway.envs import EnvSettings, Purpose, derive_seed
+from raceway.envs import EnvSettings
 from raceway.envs.multi_agent import MultiAgentSettings
 from raceway.errors import ConfigError
 from raceway.flow import Iter, ParIter, create, union_async
@@ -29,6 +29,7 @@ from raceway.machine import worker_compute_settings
 from raceway.ops import ReportMetrics
 from raceway.ops.multi_agent import GatheredRounds, MultiRolloutSettings, MultiRolloutWorker, Select
 from raceway.rl import Batch
+from raceway.rl.seeding import Purpose, derive_seed
 
 
 @dataclass

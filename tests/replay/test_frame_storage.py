@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from raceway.errors import ConfigError
-from raceway.replay import Frames, frames
+from raceway.replay import Frames, frame_storage
 
 WIDTH = 6
 
@@ -45,7 +45,7 @@ def test_a_frame_that_is_not_recent_is_stored_again() -> None:
 
 
 def test_frames_with_the_same_hash_are_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "hash", lambda _: 7, raising=False)
+    monkeypatch.setattr(frame_storage, "hash", lambda _: 7, raising=False)
     store, stacks = Frames(50, recent=10), stacks_of(random_frames(12))
     np.testing.assert_array_equal(store.stacks(store.add(stacks)), stacks)
 

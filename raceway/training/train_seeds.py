@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from raceway.machine import seconds_since_process_start
-from raceway.rl import bootstrap_interval, interquartile_mean
 from raceway.runs.directory import RunDirectory
 from raceway.runs.recorder import Result, file_name_part
+from raceway.runs.statistics import bootstrap_interval, interquartile_mean
 from raceway.signals import EXIT_CODES
 from raceway.training.train import train
-from raceway.ui.display import RULE, Callback
+from raceway.ui.callback import Callback
+from raceway.ui.terminal_display import RULE
 from raceway.ui.training_plots import plot_seeds
 
 

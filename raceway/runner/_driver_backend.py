@@ -16,9 +16,9 @@ from raceway.runner._deadlock import check_deadlock
 from raceway.runner._future import ServiceFuture
 from raceway.runner._object_store import ObjectStore
 from raceway.runner._objects import ObjectRef
+from raceway.runner._open_runners import open_backends
 from raceway.runner._pool import WorkerPool, first_error
-from raceway.runner._registry import open_backends
-from raceway.runner._requests import answer_request
+from raceway.runner._request_handlers import answer_request
 from raceway.runner._wait_condition import WaitCondition
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from raceway.engine.ray.actor import RayActor
 from raceway.engine.ray.engine import RayEngine
-from raceway.engine.ray.node_memory import DriverEnd, NodeMemory, open_actor_end
+from raceway.engine.ray.memory_sharing import DriverEnd, NodeMemory, open_actor_end
 from tests.conftest import GENEROUS, eventually
 
 NUMBERS = np.arange(100_000, dtype=np.int64)
@@ -232,7 +232,7 @@ def test_a_forked_child_does_not_release_memory_of_its_parent(driver_end: Driver
 
 def test_another_process_opens_the_files(driver_end: DriverEnd) -> None:
     program = f"""
-from raceway.engine.ray.node_memory import SharedMemoryOffer, open_actor_end
+from raceway.engine.ray.memory_sharing import SharedMemoryOffer, open_actor_end
 print(*open_actor_end({driver_end.offer!r}).write([b"from another process"]))
 """
     process = subprocess.run(

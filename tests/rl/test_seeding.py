@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from raceway.envs import Purpose, derive_seed, episode_seed
+from raceway.rl.seeding import Purpose, derive_seed, episode_seed
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from raceway.errors import ConfigError
-from raceway.multi_agent import MultiTraining, train_multi
+from raceway.training.train_multi import MultiTraining, train_multi
 
 SPREAD: dict[str, Any] = {
     "env": "mpe2.simple_spread_v3",

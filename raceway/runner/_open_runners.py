@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from raceway.runner._driver import DriverBackend
+    from raceway.runner._driver_backend import DriverBackend
     from raceway.runner._future import ServiceFuture
     from raceway.runner._objects import ObjectRef
 

@@ -1,7 +1,7 @@
-"""Guests: objects that live beside an actor's own object and are recreated when the actor is restarted.
+"""Guests: further objects in an actor's process, such as a flow's shards, recreated when the actor is restarted.
 
 An engine's call can name a function instead of a method. It runs in the actor's process with `context.object`, the
-actor's own object, and `context.guests`, a dict of other objects. A `Guest` is the driver's handle of one of these, and
+actor's own object, and `context.guests`, a dict of other objects. A `Guest` is the driver's handle to one of these, and
 applies the failure policy when its actor dies or the guest raises.
 """
 
@@ -11,10 +11,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
-from raceway.checks import check_int, check_positive, unknown_name
 from raceway.engine.base import Actor, ActorContext, Future, Message, Restarts
 from raceway.errors import (
     ActorDied,
@@ -25,40 +23,14 @@ from raceway.errors import (
     SerializationError,
     ShardFailed,
 )
+from raceway.flow._failures import Failures
 
 _THREAD_NAME = "raceway-guest"
 _OPEN_DEADLINE_FACTOR = 10  # restoring a guest may repeat much work
-POLICIES = ("restart", "drop", "raise")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Failures:
-    """Failure policy: how to handle an actor that dies, or a guest that raises."""
-
-    policy: str = "raise"
-    """`restart` the actor and recreate the guest, `drop` the guest and continue without it, or `raise`."""
-    budget: int = 3
-    """Restarts allowed for an actor within `window` seconds, or guests that may be dropped."""
-    window: float = 60.0
-    """Seconds after which a restart no longer counts against the budget."""
-    deadline: float | None = None
-    """Seconds that a request may take before the actor is killed."""
-    errors: bool = True
-    """Whether the policy also applies to exceptions, or only to the death of an actor."""
-    on_restart: Callable[[Actor], Any] | None = None
-    """Called with the actor before its guest is recreated. Messages that it sends are handled first."""
-
-    def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise unknown_name("failure policy", self.policy, POLICIES)
-        check_int("the failure budget", self.budget)
-        check_positive("window (in seconds)", self.window)
-        if self.deadline is not None:
-            check_positive("deadline (in seconds)", self.deadline)
 
 
 class Guest:
-    """The driver's handle of an object that lives beside an actor's own. `name` is used in errors."""
+    """The driver's handle to a further object in an actor's process. `name` is used in errors."""
 
     def __init__(self, actor: Actor, key: str, name: str, failures: Failures) -> None:
         self.actor = actor

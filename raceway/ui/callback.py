@@ -1,0 +1,26 @@
+"""The base class of callbacks, which are notified of the progress of a training."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+
+class Callback(AbstractContextManager["Callback"]):
+    """Base class of callbacks of a training. Every method does nothing unless it is overridden."""
+
+    def on_start(self, training: Any, path: Path) -> None:
+        """Handle the start of a training with this run directory."""
+
+    def on_iteration(self, row: dict[str, Any]) -> None:
+        """Handle the metrics of an iteration."""
+
+    def on_checkpoint(self, steps: int) -> None:
+        """Handle a checkpoint that was saved after this many environment steps."""
+
+    def on_end(self, result: Any) -> None:
+        """Handle the end of the training."""
+
+    def __exit__(self, *_: object) -> None:
+        """Release resources."""
