@@ -199,6 +199,7 @@ def test_a_local_ray_runs_workers_at_ordinary_priority(variables: dict[str, str]
     program = """
 import glob
 import os
+import ray  # which sets variables of its own
 from raceway.engine import make_engine
 before = dict(os.environ)
 with make_engine("ray") as engine:
