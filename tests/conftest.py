@@ -92,6 +92,7 @@ def ray_session() -> Iterator[None]:
     """Start one local Ray for all tests that need it."""
     import ray
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    # Not the Ray of a test in another process, which Ray would join if it finds one.
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
     yield
     ray.shutdown()

@@ -96,7 +96,8 @@ def containers(parts: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         | st.builds(RunningReturns, st.fixed_dictionaries({"sums": arrays}))
         | st.builds(Counter, st.dictionaries(st.text(max_size=2), st.integers(), max_size=3))
         | st.tuples(st.integers(), st.text(max_size=3)).map(lambda pair: Source(*pair))
-        | st.tuples(st.integers(), arrays, arrays, parts).map(lambda four: TrainStats(*four[:3], published_weights=four[3]))
+        | st.tuples(st.integers(), arrays, arrays, parts)
+        .map(lambda four: TrainStats(*four[:3], published_weights=four[3]))
     )  # fmt: skip
 
 
