@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from raceway.imports import fast_imports
+
 if TYPE_CHECKING:
     from raceway.engine import make_engine
     from raceway.errors import RacewayError
@@ -32,7 +34,9 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'raceway' has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+    with fast_imports():
+        module = importlib.import_module(_MODULES[name])
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:

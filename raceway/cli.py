@@ -14,6 +14,7 @@ from importlib import metadata
 
 from raceway.checks import check_choice, unknown_name
 from raceway.errors import EnvironmentFailed, OperatorError, RacewayError
+from raceway.imports import fast_imports
 
 INTERRUPTED = 130
 
@@ -27,13 +28,20 @@ COMMANDS = {
     "explain": "show the plan of an algorithm: raceway explain <algorithm>",
 }
 
+_LIBRARIES = {
+    "train": "raceway.training.train",
+    "resume": "raceway.training.train",
+    "explain": "raceway.training.train",
+}
+"""What a command imports in any case, for help too."""
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command and return its exit code."""
     arguments = sys.argv[1:] if argv is None else argv
     try:
         _configure_logging()
-        return _run(arguments)
+        return _run(arguments, own_process=argv is None)
     except RacewayError as error:
         print(f"error: {format_error(error)}", file=sys.stderr)
         return 1
@@ -59,7 +67,7 @@ def format_error(error: RacewayError) -> str:
     return "\n\n".join([text, *getattr(error, "__notes__", ())])
 
 
-def _run(arguments: list[str]) -> int:
+def _run(arguments: list[str], *, own_process: bool) -> int:
     parser = argparse.ArgumentParser(prog="raceway", description="Distributed reinforcement learning as a dataflow.")
     parser.add_argument("--version", action="version", version=f"raceway {metadata.version('raceway')}")
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
@@ -68,6 +76,8 @@ def _run(arguments: list[str]) -> int:
     if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
         raise unknown_name("command", arguments[0], COMMANDS)
     command = parser.parse_known_args(arguments)[0].command
+    with fast_imports(permanent=own_process):
+        importlib.import_module(_LIBRARIES.get(command, "raceway"))
     return int(importlib.import_module(f"raceway.commands.{command}").run(arguments[1:]))
 
 

@@ -9,7 +9,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "raceway"
 
 LAYERS = [
-    {"deprecations", "errors", "formatting"},
+    {"deprecations", "errors", "formatting", "imports"},
     {"checks", "cleanup", "file_schemas"},
     {"injection"},
     {"state"},

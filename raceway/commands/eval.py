@@ -10,6 +10,7 @@ from typing import Any
 from raceway.commands.arguments import wide_help
 from raceway.commands.progress_line import Progress
 from raceway.errors import ConfigError
+from raceway.imports import fast_imports
 
 
 def run(arguments: list[str]) -> int:
@@ -17,12 +18,12 @@ def run(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     if options.video_episodes is not None and options.video is None:
         raise ConfigError("--video-episodes needs a video. Add --video FILE.")
-    from raceway.rollouts.video import VideoRecorder, check_video_path
+    with fast_imports():
+        from raceway.loaded_policy import load
+        from raceway.machine import worker_compute_settings
+        from raceway.rollouts.video import VideoRecorder, check_video_path
 
     path = check_video_path(options.video) if options.video else None
-    from raceway.loaded_policy import load
-    from raceway.machine import worker_compute_settings
-
     policy = load(options.run, options.which, network=options.network, trust=options.trust)
     env = policy.env_settings(options.env)
     sampling: dict[str, Any] = {"seed": options.seed, "deterministic": options.deterministic}

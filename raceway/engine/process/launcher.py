@@ -22,6 +22,8 @@ import socket
 import sys
 from typing import Any
 
+from raceway.imports import fast_imports
+
 REQUEST_FDS = ("socket", "output", "driver_arena", "own_arena", "control")
 """The descriptors that come with a request, in this order."""
 _PR_SET_PDEATHSIG = 1
@@ -44,10 +46,11 @@ def main(socket_fd: int, driver_alive: int, launcher_alive: int, preload: list[s
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if not portable:
         _kill_group_with_driver(driver_alive)
-    import raceway.engine.process.worker  # noqa: F401  (imported once for all workers)
+    with fast_imports(permanent=True):  # permanent: passes of the collector in workers would copy the shared pages
+        import raceway.engine.process.worker  # noqa: F401  (imported once for all workers)
 
-    for name in preload:
-        __import__(name)
+        for name in preload:
+            __import__(name)
     driver = socket.socket(fileno=socket_fd)
     driver.setblocking(False)
     wake_out, wake_in = socket.socketpair()
