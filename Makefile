@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 EXTRAS := dev,ray,mujoco,envpool,torchrl,box2d,atari,pettingzoo,video,onnx
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test setup lint bench chaos docs
+.PHONY: help demo test setup lint bench chaos cluster docs
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,13 +35,19 @@ bench: setup ## Run every benchmark, one after the other
 		fi; \
 	done
 
-chaos: setup ## Train for ten minutes while workers are killed
+chaos: setup ## Train for ten minutes while workers are killed, then try random flows and nested calls
 	$(BIN)/python benchmarks/chaos.py
+	$(BIN)/python -m tests.flow.fuzz --seconds 300
+	$(BIN)/python -m tests.runner.fuzz --seconds 300
+
+cluster: setup ## Follow docs/cluster.md on three hosts of this machine, as root
+	$(BIN)/python -m tests.engine.cluster_guide
 
 DOCUMENTS := $(wildcard README.md docs)
 
 # pytest ends with 5 when the documents hold no example yet.
-docs: setup ## Run the examples in README.md and docs/
+docs: setup ## Update the listings in README.md and docs/, and run the examples
+	$(BIN)/python scripts/listings.py
 	@$(if $(DOCUMENTS),$(BIN)/python -m pytest --doctest-glob='*.md' $(DOCUMENTS) || [ $$? -eq 5 ],echo "no documents yet")
 
 # torch first, alone: it is the largest download, and later steps then find it satisfied.

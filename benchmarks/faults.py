@@ -62,7 +62,7 @@ class FailingCartPole(CartPoleEnv):
 def train_with_fault(folder: Path, what: str, engine: str = "process", **settings: Any) -> tuple[float, int]:
     """Train with a failing environment; return the time of the failure and the process id."""
     more = {"env_kwargs": {"folder": str(folder), "what": what}, "run_dir": str(folder / "run"), **SMALL, **settings}
-    train("a2c", env=FailingCartPole, engine=engine, iterations=60, **more)
+    train("a2c", env=FailingCartPole, engine=engine, iterations=60, progress=False, **more)
     failed_at, pid = (folder / "done").read_text().split()
     return float(failed_at), int(pid)
 

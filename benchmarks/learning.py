@@ -102,9 +102,10 @@ def learn(gate: Gate, seed: int) -> dict[str, Any]:
     """Train once and return the measurements."""
     copied = CopyPolicy(gate.evaluate_at)
     with tempfile.TemporaryDirectory() as folder:
-        result = train(gate.algorithm, env=gate.env, seed=seed, run_dir=f"{folder}/run", callbacks=[copied])
+        settings = {"env": gate.env, "seed": seed, "run_dir": f"{folder}/run", "progress": False}
+        result = train(gate.algorithm, callbacks=[copied], **settings)
+        steps, means = learning_curve(result.metrics)
     summary = result.summary
-    steps, means = learning_curve(result.metrics)
     indices = np.unique(np.linspace(0, len(steps) - 1, MAX_POINTS).astype(int))
     return {
         "seed": seed,

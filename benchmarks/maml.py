@@ -64,10 +64,11 @@ def returns_of(policy: Policy, env: str, like: Any, inner_lr: float) -> tuple[np
     return before, after
 
 
-def train_inline(algorithm: str, **settings: Any) -> Result:
-    """Train in this process."""
+def train_inline(algorithm: str, **settings: Any) -> tuple[Result, dict[str, Any]]:
+    """Train in this process, and return the result and the last row of metrics."""
     with tempfile.TemporaryDirectory() as folder:
-        return train(algorithm, engine="inline", run_dir=f"{folder}/run", **settings)
+        result = train(algorithm, engine="inline", run_dir=f"{folder}/run", progress=False, **settings)
+        return result, result.metrics[-1]
 
 
 def interval(values: np.ndarray) -> dict[str, float]:
@@ -81,16 +82,16 @@ def compare(report: Report, env: str, seed: int, steps: int | None) -> None:
     length = {} if steps is None else {"total_timesteps": steps}
     cfg = find_algorithm("maml").settings(env=env, **length)
     start = time.perf_counter()
-    meta = train_inline("maml", env=env, seed=seed, **length)
+    meta, last_row = train_inline("maml", env=env, seed=seed, **length)
     seconds, steps = time.perf_counter() - start, meta.summary["timesteps"]
     print(f"{env}: maml {steps:,} steps in {seconds:.0f} s", flush=True)
     plain_settings = {**PLAIN, "env": env, "seed": seed, "total_timesteps": steps}
-    plain_settings["fragment_steps"] = int(np.ceil(meta.metrics[-1]["rollout/ep_len_mean"]))
+    plain_settings["fragment_steps"] = int(np.ceil(last_row["rollout/ep_len_mean"]))
     plain_cfg = find_algorithm("ppo").settings(**plain_settings)
-    plain = train_inline("ppo", **plain_settings)
+    plain, _ = train_inline("ppo", **plain_settings)
     print(f"{env}: ppo {plain.summary['timesteps']:,} steps", flush=True)
-    before, after = returns_of(meta.policy, env, cfg, cfg.inner_lr)
-    plain_returns = {lr: returns_of(plain.policy, env, plain_cfg, lr) for lr in (cfg.inner_lr, *INNER_LRS)}
+    before, after = returns_of(meta.policy.policy, env, cfg, cfg.inner_lr)
+    plain_returns = {lr: returns_of(plain.policy.policy, env, plain_cfg, lr) for lr in (cfg.inner_lr, *INNER_LRS)}
     best = max(plain_returns, key=lambda lr: plain_returns[lr][1].mean())
     (plain_before, same_lr), (_, best_lr) = plain_returns[cfg.inner_lr], plain_returns[best]
     returns = {

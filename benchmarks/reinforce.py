@@ -115,7 +115,8 @@ def cartpole(report: Report, quick: bool) -> None:
     """Compare a whole training on CartPole with the plain loop, measured before and after it."""
     before = rate(PlainLoop("CartPole-v1", 20), 5)
     with tempfile.TemporaryDirectory() as folder:
-        result = train("reinforce", env="cartpole", iterations=20 if quick else 100, run_dir=f"{folder}/run")
+        settings = {"env": "cartpole", "iterations": 20 if quick else 100, "run_dir": f"{folder}/run"}
+        result = train("reinforce", progress=False, **settings)
     after = rate(PlainLoop("CartPole-v1", 4, result.policy.weights()), 5)
     reference = statistics.mean([before, after])
     ratio = result.summary["fps"] / reference

@@ -39,7 +39,8 @@ def run(name: str, folder: Path, length: float, every: float) -> Any:
     algorithm, settings = RUNS[name]
     path = folder / "run"
     shutil.rmtree(path, ignore_errors=True)
-    return train(algorithm, run_dir=str(path), stop_seconds=length, save_seconds=every, **settings)
+    limits = {"stop_seconds": length, "save_seconds": every}
+    return train(algorithm, run_dir=str(path), progress=False, **limits, **settings)
 
 
 def cost(report: Report, folder: Path, length: float) -> None:

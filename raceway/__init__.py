@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from raceway.loaded_policy import load
     from raceway.runner import Runner
     from raceway.training.train import resume, train
+    from raceway.ui.callback import Callback
 
 __version__ = "0.1.0"
 
-__all__ = ["RacewayError", "Runner", "__version__", "load", "make_engine", "resume", "train"]
+__all__ = ["Callback", "RacewayError", "Runner", "__version__", "load", "make_engine", "resume", "train"]
 
 _MODULES = {
+    "Callback": "raceway.ui.callback",
     "RacewayError": "raceway.errors",
     "Runner": "raceway.runner",
     "load": "raceway.loaded_policy",

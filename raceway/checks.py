@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterable
 
 from raceway.errors import ConfigError
@@ -21,9 +20,60 @@ def unknown_name(what: str, value: object, choices: Iterable[str], hint: str = "
     unknown engine 'proces'. Did you mean 'process'? Choose from: inline, process, ray.
     """
     names = sorted(choices)
-    close = difflib.get_close_matches(str(value), names, n=1)
-    guess = f" Did you mean {close[0]!r}?" if close else ""
+    near = nearest_name(str(value), names)
+    guess = f" Did you mean {near!r}?" if near is not None else ""
     return ConfigError(f"unknown {what} {value!r}.{guess} Choose from: {', '.join(names)}.{' ' + hint if hint else ''}")
+
+
+def nearest_name(value: str, names: Iterable[str]) -> str | None:
+    """Return the name that was probably meant, or None if no name is near.
+
+    A name is near if at most a third of its characters differ, or if the value is its beginning, a long part of it, or
+    has the beginnings of its words. Case does not count, nor do hyphens and underscores.
+
+    >>> nearest_name("pp0", ["a3c", "ppo"]), nearest_name("half-chee", ["halfcheetah"]), nearest_name("sac", ["a3c"])
+    ('ppo', 'halfcheetah', None)
+    """
+    typed = _letters(value)
+    best: tuple[int, int, str] | None = None
+    for name in names:
+        letters = _letters(name)
+        allowed = max(len(typed), len(letters)) // 3
+        part = (len(typed) >= 3 and letters.startswith(typed)) or (len(typed) >= 4 and typed in letters)
+        part = part or _abbreviates(value, name)
+        if not part and abs(len(typed) - len(letters)) > allowed:
+            continue
+        distance = _edit_distance(typed, letters)
+        if (part or distance <= allowed) and (best is None or distance <= best[0]):
+            candidate = distance, _edit_distance(value, name), name  # of equally near names, the one in the same case
+            best = candidate if best is None else min(best, candidate)
+    return None if best is None else best[2]
+
+
+def _abbreviates(value: str, name: str) -> bool:
+    """Whether several words are the beginnings of the words of a name."""
+    parts, words = (text.lower().replace("_", "-").strip("-").split("-") for text in (value, name))
+    return len(parts) == len(words) > 1 and all(
+        part and word.startswith(part) for part, word in zip(parts, words, strict=True)
+    )
+
+
+def _letters(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
+
+
+def _edit_distance(first: str, second: str) -> int:
+    """Return the least number of insertions, deletions, substitutions and swaps of neighbours between two texts."""
+    before: list[int] = []
+    row = list(range(len(second) + 1))
+    for i, char in enumerate(first):
+        previous, before, row = before, row, [i + 1]
+        for j, other in enumerate(second):
+            distance = min(before[j] + (char != other), before[j + 1] + 1, row[j] + 1)
+            if i and j and char == second[j - 1] and first[i - 1] == other:
+                distance = min(distance, previous[j - 1] + 1)
+            row.append(distance)
+    return row[-1]
 
 
 def check_choice(what: str, value: str, choices: Collection[str]) -> str:
@@ -45,6 +95,17 @@ def check_int(what: str, value: object, minimum: int = 1) -> int:
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
         raise ConfigError(f"{what} must be a whole number from {minimum}, not {value!r}")
+    return value
+
+
+def check_fraction(what: str, value: object) -> float:
+    """Check that a value is a number from 0 to 1 and return it.
+
+    >>> check_fraction("discount factor", 0.99)
+    0.99
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise ConfigError(f"{what} must be a number from 0 to 1, not {value!r}")
     return value
 
 

@@ -13,7 +13,7 @@ import sys
 from importlib import metadata
 
 from raceway.checks import check_choice, unknown_name
-from raceway.errors import EnvironmentFailed, OperatorError, RacewayError
+from raceway.errors import INTERRUPTS, EnvironmentFailed, OperatorError, RacewayError
 from raceway.imports import fast_imports
 
 INTERRUPTED = 130
@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     except RacewayError as error:
         print(f"error: {format_error(error)}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt as stop:
+    except INTERRUPTS as stop:
         return stop.args[0] if stop.args and isinstance(stop.args[0], int) else INTERRUPTED
     except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -6,6 +6,7 @@ RacewayError
 ├── Cancelled                        the call was cancelled before it started
 ├── SerializationError (TypeError)   a value cannot be pickled; names the attribute at fault
 ├── SharedMemoryError (MemoryError)  the engine's shared-memory budget is used up
+├── ConnectionFailed (ConnectionError)  a cluster cannot be joined: says what to set
 ├── ResourceError                    more resources were requested than exist
 ├── EngineClosed                     the engine (or Runner) has been closed
 ├── ActorError                       an actor failed, not one of its calls
@@ -31,10 +32,17 @@ from __future__ import annotations
 import os
 import pickle
 import traceback
+from bdb import BdbQuit
 from types import TracebackType
 from typing import Any
 
 _FLOW = os.path.join(os.path.dirname(__file__), "flow", "")
+
+INTERRUPTS = (KeyboardInterrupt, BdbQuit)
+"""Raised by the user, with Ctrl-C or by quitting a debugger: never a failure of the code in which they are raised.
+
+`BdbQuit` is an `Exception`, so every handler that takes exceptions of a user's code for failures must let it pass.
+"""
 
 
 class RacewayError(Exception):
@@ -70,6 +78,10 @@ class SerializationError(RacewayError, TypeError):
 
 class SharedMemoryError(RacewayError, MemoryError):
     """The engine's shared-memory budget is used up, or the machine has no memory left for it."""
+
+
+class ConnectionFailed(RacewayError, ConnectionError):
+    """A cluster cannot be joined: its address, the token, or the versions of Ray and Python are wrong."""
 
 
 class ResourceError(RacewayError):
@@ -170,9 +182,14 @@ class OperatorError(FlowError):
             where: file and line at which it was added to the flow.
             shard: the shard it ran on, or None in the driver.
             item: the number of the item in its stream and the item itself; None for a source.
+
+        Raises:
+            BdbQuit: if that is the exception.
         """
         if isinstance(error, OperatorError):
             return error  # the operator itself runs a flow
+        if isinstance(error, INTERRUPTS):
+            raise error
         frames = error.__traceback__
         while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_FLOW):
             frames = frames.tb_next

@@ -44,3 +44,14 @@ def format_bytes(num_bytes: float) -> str:
             return f"{format_number(num_bytes)} {unit}"
         num_bytes /= 1000
     return f"{format_number(num_bytes)} TB"
+
+
+def format_clock(seconds: float) -> str:
+    """Return a duration as h:mm:ss.
+
+    >>> format_clock(75), format_clock(3675)
+    ('1:15', '1:01:15')
+    """
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import threadpoolctl
 import torch
 from threadpoolctl import threadpool_limits
 
@@ -22,16 +25,50 @@ def num_cores() -> int:
 def worker_compute_settings() -> Iterator[None]:
     """Compute with one thread, as workers do, so that results are the same as on a worker.
 
-    Freed memory is kept for reuse, which lasts beyond the context.
+    The limits of BLAS are those of the process: of several trainings at a time, the last one to end lifts them. Freed
+    memory is kept for reuse, which lasts beyond the context.
     """
     keep_freed_memory()
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    _single_thread.enter()
     try:
-        with threadpool_limits(1):
-            yield
+        yield
     finally:
-        torch.set_num_threads(num_threads)
+        _single_thread.leave()
+
+
+class _SingleThread:
+    """Limits the process to one compute thread while anyone needs that."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_users = self._num_threads = 0
+        self._limits: Any = None
+
+    def enter(self) -> None:
+        with self._lock:
+            if self._num_users == 0:
+                self._num_threads, self._limits = torch.get_num_threads(), threadpool_limits(1)
+                _let_any_thread_set_limits()
+            self._num_users += 1
+            torch.set_num_threads(1)  # OpenMP has a number of threads for each thread that computes
+
+    def leave(self) -> None:
+        with self._lock:
+            self._num_users -= 1
+            if self._num_users == 0:
+                self._limits.restore_original_limits()
+                _let_any_thread_set_limits()
+                torch.set_num_threads(self._num_threads)
+
+
+_single_thread = _SingleThread()
+
+
+def _let_any_thread_set_limits() -> None:
+    """Undo that the thread that limited OpenBLAS is, while it lives, the only one whose limits have an effect."""
+    clear = getattr(getattr(threadpoolctl, "OpenBLASController", None), "clear_controlling_thread", None)
+    if clear is not None:  # older versions have no such rule
+        clear(force=True)
 
 
 def seconds_since_process_start() -> float:

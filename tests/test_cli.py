@@ -58,7 +58,7 @@ def test_an_unknown_log_level_is_an_error(capsys: pytest.CaptureFixture[str], mo
 def test_a_keyboard_interrupt_may_have_an_exit_code(
     args: tuple[Any, ...], code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(_: list[str]) -> int:
+    def interrupted(_: list[str], **settings: Any) -> int:
         raise KeyboardInterrupt(*args)
 
     monkeypatch.setattr("raceway.cli._run", interrupted)
@@ -84,6 +84,9 @@ def test_json_prints_a_summary_as_the_last_line(capsys: pytest.CaptureFixture[st
     assert Path(summary["run_dir"], "config.json").exists()
 
 
+MEAN_REWARD = r"Mean Reward \(last 100 episodes\):"
+
+
 def test_a_log_has_the_banner_every_tenth_iteration_and_a_summary(capsys: pytest.CaptureFixture[str]) -> None:
     _, out = train_reinforce(capsys, "--local", "--iterations", "13", "--episodes-per-iter", "5", "--num-envs", "5")
     lines = out.splitlines()
@@ -94,13 +97,14 @@ def test_a_log_has_the_banner_every_tenth_iteration_and_a_summary(capsys: pytest
     iterations = [line for line in lines if line.startswith("Iteration")]
     assert [int(line.split()[1]) for line in iterations] == [0, 10, 12]
     assert all(
-        re.fullmatch(r"Iteration +\d+ \| Mean Reward: +-?\d+\.\d \| Loss: +-?\d+\.\d{4}", line) for line in iterations
+        re.fullmatch(rf"Iteration +\d+ \| {MEAN_REWARD} +-?\d+\.\d \| Loss: +-?\d+\.\d{{4}}", line)
+        for line in iterations
     )
     end = lines.index("Training Complete!")
     assert lines[end - 1] == lines[-1] == "=" * 60
     assert re.fullmatch(r"  Total time: \d+\.\d\ds", lines[end + 1])
     assert re.fullmatch(r"  Episodes: 65 \(\d+\.\d episodes/sec\)", lines[end + 2])
-    assert any(re.fullmatch(r"  Final Mean Reward: \d+\.\d", line) for line in lines)
+    assert any(re.fullmatch(rf"  {MEAN_REWARD} \d+\.\d", line) for line in lines)
 
 
 def test_auto_prints_the_number_of_workers_and_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,6 +139,7 @@ def test_env_kwargs_are_python_literals(capsys: pytest.CaptureFixture[str]) -> N
     ("arguments", "code", "text"),
     [
         (["train", "reinforc"], 1, "Did you mean 'reinforce'?"),
+        (["train", "sac"], 1, "unknown algorithm 'sac'. Choose from: a2c,"),
         (["train", "reinforce", "--env", "cartpol"], 1, "Did you mean 'cartpole'?"),
         (["train", "reinforce", "--itrations", "3"], 2, "Did you mean '--iterations'?"),
         (["train", "reinforce", "--iterations", "many"], 2, "'many' is not a whole number"),
@@ -142,6 +147,14 @@ def test_env_kwargs_are_python_literals(capsys: pytest.CaptureFixture[str]) -> N
         (["train", "reinforce", "--local", "--engine", "ray"], 2, "--local runs in one process"),
         (["train", "reinforce", "--env-kwargs", "length"], 2, "'length' is not key=value"),
         (["train"], 2, "raceway train <algorithm>"),
+        (["train"], 2, "Algorithms: a2c, a3c,"),
+        (
+            ["train", "ppo", "cartpole"],
+            2,
+            "unexpected argument 'cartpole'. Settings are options, such as --env cartpole",
+        ),
+        (["train", "ppo", "--learning-rate", "1"], 2, "unknown option '--learning-rate'. The learning rate is --lr."),
+        (["train", "ppo", "--env", "nosuch", "--help"], 1, "unknown environment 'nosuch'."),
     ],
 )
 def test_mistakes_are_errors_without_a_traceback(
@@ -162,34 +175,6 @@ def test_a_failing_environment_is_named(capsys: pytest.CaptureFixture[str]) -> N
     error = capsys.readouterr().err
     assert error.startswith("error: environment step returned an observation of [nan, nan]\n  in worker rollouts-0")
     assert "Traceback" not in error
-
-
-def help_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    with pytest.raises(SystemExit) as exited:
-        main([*arguments, "--help"])
-    assert exited.value.code == 0
-    return capsys.readouterr().out
-
-
-def test_help_shows_the_docstrings_of_the_config(capsys: pytest.CaptureFixture[str]) -> None:
-    text = help_of(capsys, "train", "reinforce")
-    for option in (
-        "--env ", "--iterations ", "--episodes-per-iter ", "--total-timesteps ", "--num-workers N|auto",
-        "--stop-return ", "--stop-seconds ", "--run-dir ", "--env-kwargs ", "--gamma ", "--seeds ", "--json",
-    ):  # fmt: skip
-        assert option in text
-    assert "Discount factor γ. [0.99]" in text
-
-
-@pytest.mark.parametrize("name", ["ppo", "dqn"])
-def test_help_is_grouped(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    text = help_of(capsys, "train", name)
-    headings = re.findall(r"^(\w+):$", text, re.MULTILINE)
-    assert headings == ["options", "run", "environment", "workers", "optimiser", "algorithm", "output"]
-    groups = dict(zip(headings, re.split(r"^\w+:$", text, flags=re.MULTILINE)[1:], strict=True))
-    options = {"run": "--seeds", "environment": "--num-envs", "workers": "--local", "optimiser": "--max-grad-norm",
-               "algorithm": "--gamma", "output": "--json"}  # fmt: skip
-    assert all(f"  {option}" in groups[group] for group, option in options.items())
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -284,7 +269,7 @@ def test_displays_show_a_row_without_episodes() -> None:
     log = io.StringIO()
     lines = TextDisplay(log)
     lines.on_iteration(row)
-    assert "Mean Reward:     none" in log.getvalue()
+    assert "Mean Reward (last 100 episodes):     none" in log.getvalue()
 
 
 @pytest.mark.parametrize("watcher", [TextDisplay, LiveDisplay])

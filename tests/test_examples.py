@@ -159,7 +159,7 @@ def test_reinforce_shows_the_plot_if_there_is_a_display(display: str, tmp_path: 
     assert done.stdout.endswith("shown\n") is has_display
 
 
-@pytest.mark.parametrize("options", [("--local",), ("--engine", "process"), ("--engine", "ray")], ids=" ".join)
+@pytest.mark.parametrize("options", [("--local",), ("--engine", "process")], ids=" ".join)
 def test_reinforce_interrupt(options: tuple[str, ...]) -> None:
     # Restore the signal's default: a shell without job control makes background processes, tests included, ignore it.
     start = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"

@@ -21,8 +21,10 @@ from raceway.agents.acting_policy import ActingPolicy, batch_observations
 from raceway.checkpoints.store import Checkpoints
 from raceway.envs import EnvSettings
 from raceway.errors import CheckpointError, ConfigError
-from raceway.loaded_policy import LoadedPolicy, load
+from raceway.loaded_policy import load
 from raceway.rollouts.evaluation import evaluate
+from raceway.runs.recorder import Result
+from raceway.runs.trained_policy import TrainedPolicy
 
 QUICK: dict[str, Any] = {"engine": "inline", "seed": 0}
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -47,12 +49,17 @@ def narrow_net(observation_space: spaces.Space, action_space: spaces.Space) -> n
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     directory = tmp_path_factory.mktemp("runs")
-    paths = {name: directory / name for name in RUNS}
-    for name, (algorithm, settings) in RUNS.items():
-        train(algorithm, run_dir=str(paths[name]), **QUICK, **settings)
-    return paths
+    return {
+        name: train(algorithm, run_dir=str(directory / name), **QUICK, **settings)
+        for name, (algorithm, settings) in RUNS.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def runs(results: dict[str, Result]) -> dict[str, Path]:
+    return {name: result.path for name, result in results.items()}
 
 
 def untrained_policy(obs_space: spaces.Space, action_space: spaces.Space) -> ActingPolicy:
@@ -391,10 +398,44 @@ def test_an_invalid_observation_is_an_error(space: spaces.Space, obs: Any, messa
         batch_observations(space, obs)
 
 
+@pytest.mark.parametrize("name", RUNS)
+def test_the_policy_of_a_result_is_the_one_that_load_returns(name: str, results: dict[str, Result]) -> None:
+    own, loaded = results[name].policy, load(results[name].path, "latest", trust=True)
+    assert type(own) is type(loaded)
+    assert own.about == loaded.about
+    assert repr(own) == repr(loaded)
+    assert own.sha256() == loaded.sha256() == results[name].summary["weights_sha256"]
+    for _ in range(2):  # a recurrent policy has another state in the second call
+        obs = [own.observation_space.sample() for _ in range(4)]
+        assert np.array_equal(own.act(np.stack(obs)), loaded.act(np.stack(obs)))
+        sampled = [policy.act(np.stack(obs), deterministic=False, seed=1) for policy in (own, loaded)]
+        assert np.array_equal(*sampled)
+    assert np.array_equal(own.evaluate(3).returns, loaded.evaluate(3).returns)
+
+
+def test_the_policy_of_a_result_is_ready_for_inference(tmp_path: Path) -> None:
+    def network(observation_space: spaces.Space, action_space: spaces.Space) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+
+    def env() -> gym.Env:
+        return gym.make("CartPole-v1", max_episode_steps=10)
+
+    settings = {"iterations": 1, "episodes_per_iter": 2, "num_envs": 2, "network": network, "env": env}
+    policy = train("reinforce", run_dir=tmp_path / "run", **QUICK, **settings).policy
+    assert not policy.policy.training  # else dropout would make actions random
+    assert policy.evaluate(2).lengths.max() <= 10
+
+
 def test_repr(runs: dict[str, Path]) -> None:
     policy = load(runs["ppo"])
-    assert isinstance(policy, LoadedPolicy)
+    assert isinstance(policy, TrainedPolicy)
     assert repr(policy) == f"<policy of ppo on CartPole-v1, after {policy.about['steps']:,} steps>"
+
+
+def test_repr_of_a_result(results: dict[str, Result]) -> None:
+    summary = results["ppo"].summary
+    mean, run = f"{summary['mean_return']:.4g}", summary["run_dir"]
+    assert repr(results["ppo"]) == f"<result of ppo on CartPole-v1, mean return {mean} after 2,048 steps, in {run}>"
 
 
 def test_the_documentation_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

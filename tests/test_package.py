@@ -16,7 +16,7 @@ from raceway.engine.process.engine import ProcessEngine
 from raceway.engine.ray.engine import RayEngine
 
 # The stable API. Names are removed only after a deprecation (see CONTRIBUTING.md).
-PUBLIC_NAMES = ["RacewayError", "Runner", "__version__", "load", "make_engine", "resume", "train"]
+PUBLIC_NAMES = ["Callback", "RacewayError", "Runner", "__version__", "load", "make_engine", "resume", "train"]
 FLOW_NAMES = [
     "Counters",
     "Envelope",
@@ -35,7 +35,16 @@ FLOW_NAMES = [
     "union",
     "union_async",
 ]
-RUNNER_NAMES = ["ObjectRef", "Runner", "Service", "ServiceFuture", "get_object", "patch_object", "update_object"]
+RUNNER_NAMES = [
+    "CallRecord",
+    "ObjectRef",
+    "Runner",
+    "Service",
+    "ServiceFuture",
+    "get_object",
+    "patch_object",
+    "update_object",
+]
 ENGINE_VERBS = [
     "block",
     "call",

@@ -16,8 +16,9 @@ from raceway.agents.networks import Encoder, Normaliser, State, actor_critic, cu
 from raceway.agents.numpy_inference import make_numpy_actor
 from raceway.autograd.layers import Layers, run_layers
 from raceway.checks import check_choice
-from raceway.errors import ConfigError
+from raceway.errors import INTERRUPTS, ConfigError
 from raceway.rl import Batch, empty, network_obs_space, tree_map
+from raceway.rl.seeding import seeded_globally
 
 Array = np.ndarray
 Weights = dict[str, Array]
@@ -51,6 +52,8 @@ class Policy(nn.Module):
             example = tree_map(torch.from_numpy, empty(self.network_space, (1,)))
             try:
                 output = self._run_network(example, self.initial_state(1))[0]
+            except INTERRUPTS:
+                raise
             except Exception as error:
                 raise ConfigError(f"the network failed on an observation of {self.network_space}: {error}") from error
         size = self.distribution.size
@@ -223,9 +226,9 @@ def make_policy(
     obs_space, _ = network_obs_space(observation_space)
     if check_choice("kind of policy", kind, POLICY_KINDS) != "actor" and network == "lstm":
         raise ConfigError("the lstm network is supported by reinforce only. Use mlp, or your own network.")
-    with torch.random.fork_rng(devices=[]):
+    with seeded_globally(seed):
         if seed is not None:
-            torch.manual_seed(seed)
+            torch.manual_seed(seed)  # a network may create its parameters on a GPU
         critic: nn.Module | None = None
         if kind == "actor-critic":
             module, critic = actor_critic(obs_space, action_space, tuple(hidden), normalise, activation, shared)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 from raceway.agents import Policy
-from raceway.checks import check_choice, check_int, check_positive
+from raceway.checks import check_choice, check_fraction, check_int, check_positive
 from raceway.envs import EnvSettings, Slots, SteppedSlots
 from raceway.errors import ConfigError
 from raceway.learner.learner import resolve_device
@@ -21,7 +22,11 @@ _POSITIVE_INTEGERS = (
     "num_minibatches", "batch_size", "buffer_size", "learning_starts", "target_every", "num_async", "max_lag",
     "batch_steps", "num_fragments", "learner_queue", "n_step", "save_every", "keep", "eval_every", "eval_episodes",
 )  # fmt: skip
-_POSITIVE_NUMBERS = ("stop_seconds", "item_deadline", "lr", "gamma", "max_grad_norm", "adam_epsilon")
+_POSITIVE_NUMBERS = (
+    "stop_seconds", "item_deadline", "lr", "gamma", "max_grad_norm", "adam_epsilon", "clip", "max_rho",
+    "steps_per_update",
+)  # fmt: skip
+_FRACTIONS = ("gamma", "lam", "alpha", "beta", "epsilon")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +73,15 @@ class WorkerConfig:
 
     group: ClassVar[str] = "workers"
 
-    engine: str = field(default_factory=lambda: os.environ.get("RACEWAY_ENGINE") or "process")
+    engine: str = field(
+        default_factory=lambda: os.environ.get("RACEWAY_ENGINE") or "process", metadata={"variable": "RACEWAY_ENGINE"}
+    )
     """Where workers run: inline (this process), process (processes on this machine, the default) or ray (a cluster)."""
     address: str | None = None
     """Address of a Ray cluster. If not set, Ray is started on this machine."""
     num_workers: int | str = "auto"
-    """Number of workers; auto measures the environment and chooses. Does not affect the results."""
+    """Number of workers, at most one per shard; auto measures the environment and chooses. Does not affect the
+    results."""
     num_shards: int | None = None
     """Number of rollout shards, the upper limit on workers (default: at most 20, or 5 if the environment has a native
     vectorised implementation, such as CartPole). Affects the results, as num_envs does."""
@@ -122,6 +130,8 @@ class OutputConfig:
     """Evaluate the policy every N environment steps, and keep the checkpoint of the best evaluation."""
     eval_episodes: int = 10
     """Episodes per evaluation."""
+    metrics_interval: float = 0.25
+    """Minimum seconds between two rows of metrics: iterations that end sooner share one. 0: a row per iteration."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +144,8 @@ class AlgorithmConfig(OutputConfig, OptimiserConfig, WorkerConfig, EnvironmentCo
     """Kind of policy; see `make_policy`."""
     clip_actions: ClassVar[bool] = False
     """Whether actions are clipped to the bounds of the action space before they reach the environment."""
+    needs_tasks: ClassVar[bool] = False
+    """Whether it is only for environments with tasks."""
 
     network: Any = "mlp"
     """Network: mlp, lstm, or module:function, called with (observation_space, action_space)."""
@@ -155,8 +167,17 @@ class AlgorithmConfig(OutputConfig, OptimiserConfig, WorkerConfig, EnvironmentCo
         for name in _POSITIVE_NUMBERS:
             if getattr(self, name, None) is not None:
                 check_positive(name, getattr(self, name))
+        for name in _FRACTIONS:
+            if hasattr(self, name):
+                check_fraction(name, getattr(self, name))
+        for name, value in vars(self).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ConfigError(f"{name} must be a finite number, not {value!r}")
+        _check_widths(self.hidden)
         if not self.save_seconds >= 0:
             raise ConfigError(f"save_seconds must be a number of seconds, or 0 for never, not {self.save_seconds!r}")
+        if not self.metrics_interval >= 0:
+            raise ConfigError(f"metrics_interval must be a number of seconds, or 0, not {self.metrics_interval!r}")
         if self.num_workers != "auto":
             check_int("num_workers", self.num_workers)
         if self.num_shards is not None and self.num_envs % self.num_shards:
@@ -174,13 +195,7 @@ class AlgorithmConfig(OutputConfig, OptimiserConfig, WorkerConfig, EnvironmentCo
         """Return this config with the settings that depend on the environment filled in."""
         max_shards = min(20 if isinstance(slots, SteppedSlots) else 5, self.num_envs)
         largest_divisor = next(number for number in range(max_shards, 0, -1) if self.num_envs % number == 0)
-        num_shards = self.num_shards or largest_divisor
-        if self.num_workers != "auto" and self.num_workers > num_shards:  # type: ignore[operator]
-            raise ConfigError(
-                f"{self.num_workers} workers need at least as many shards, and there are {num_shards}. Use at most "
-                f"{num_shards} workers; or, for a new run, set num_shards too (that changes the results)."
-            )
-        return dataclasses.replace(self, num_shards=num_shards)
+        return dataclasses.replace(self, num_shards=self.num_shards or largest_divisor)
 
     def rollouts(self, env: EnvSettings) -> RolloutSettings:
         """Return the settings of the rollout workers."""
@@ -229,3 +244,10 @@ class AlgorithmConfig(OutputConfig, OptimiserConfig, WorkerConfig, EnvironmentCo
         if self.iterations is None and self.total_timesteps is None and self.stop_seconds is None:
             return 100
         return self.iterations
+
+
+def _check_widths(hidden: Any) -> None:
+    if not isinstance(hidden, (list, tuple, type(None))):
+        raise ConfigError(f"hidden must be the widths of the hidden layers, such as (64, 64), not {hidden!r}")
+    for width in hidden or ():
+        check_int("the width of a hidden layer", width)

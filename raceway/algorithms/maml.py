@@ -38,6 +38,7 @@ class Config(AlgorithmConfig):
     """Settings of MAML."""
 
     clip_actions: ClassVar[bool] = True
+    needs_tasks: ClassVar[bool] = True
 
     env: Any = "point"
     """Environment with tasks: point, cheetah-direction, or any with set_task(task) and sample_tasks(num, seed)."""

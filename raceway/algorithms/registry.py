@@ -16,6 +16,7 @@ from gymnasium import spaces
 
 from raceway.algorithms.context import Context
 from raceway.algorithms.preset_files import PresetFile, Presets
+from raceway.algorithms.setting_sources import setting_sources
 from raceway.checks import unknown_name
 from raceway.envs.names import resolve_env_id
 from raceway.errors import ConfigError
@@ -30,7 +31,7 @@ ENTRY_POINTS = "raceway.algorithms"
 PlanFunction = Callable[[ParIter[Batch], Any, Context], Iter[TrainStats]]
 """A function that builds a plan from a stream of rollouts, a config and a context."""
 
-_NOT_ALGORITHMS = {"config", "context", "preset_files", "registry", "shared_config"}
+_NOT_ALGORITHMS = {"config", "context", "preset_files", "registry", "setting_sources", "shared_config"}
 _LENGTHS = ("iterations", "total_timesteps", "stop_seconds")
 _registered: dict[str, Algorithm] = {}
 
@@ -61,6 +62,10 @@ class Algorithm:
                 raise unknown_name(f"setting of {self.name}", name, names)
         return self.config(**{**self.preset(settings), **settings})
 
+    def sources(self, settings: Mapping[str, Any]) -> dict[str, str]:
+        """Return where each setting of the config with these settings comes from; see `setting_sources`."""
+        return setting_sources(self.config, settings, self.preset(settings))
+
     def preset(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the preset of the environment in `settings`, without its length if `settings` have one."""
         env = settings.get("env", self.config.env)
@@ -69,6 +74,11 @@ class Algorithm:
             preset = {name: value for name, value in preset.items() if name not in _LENGTHS}
         return preset
 
+    @property
+    def needs_tasks(self) -> bool:
+        """Whether it is only for environments with tasks; see `raceway.envs.tasks`."""
+        return getattr(self.config, "needs_tasks", False)
+
     def fits(self, space: spaces.Space) -> bool:
         """Whether it supports the actions of a space."""
         return isinstance(space, tuple(ACTIONS[kind] for kind in self.actions))
@@ -76,7 +86,8 @@ class Algorithm:
     def check_actions(self, space: spaces.Space, env: str) -> None:
         """Refuse an environment whose actions it does not support."""
         if not self.fits(space):
-            others = [name for name in algorithm_names() if find_algorithm(name).fits(space)]
+            algorithms = [find_algorithm(name) for name in algorithm_names()]
+            others = [other.name for other in algorithms if other.fits(space) and not other.needs_tasks]
             raise ConfigError(
                 f"{self.name} is for {' and '.join(self.actions)} actions, and {env} has {space}."
                 + (f" Use one of: {', '.join(others)}." if others else "")

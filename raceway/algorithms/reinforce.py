@@ -70,9 +70,9 @@ def loss(policy: Policy, batch: Batch) -> Tensor:
 def reinforce(rollouts: ParIter[Batch], cfg: Config, ctx: Context) -> Iter[TrainStats]:
     """Return the plan."""
     return (
-        rollouts.for_each(AddReturns(cfg.gamma))
-        .gather_sync()
+        rollouts.for_each(AddReturns(cfg.gamma))  # on every worker, where the episodes were collected
+        .gather_sync()  # synchronous; `gather_async()` takes results in order of completion
         .combine(ConcatBatches())
-        .for_each(TrainOneStep(ctx.learner, loss))
-        .for_each(ctx.weights())
+        .for_each(TrainOneStep(ctx.learner, loss))  # in the driver
+        .for_each(ctx.weights())  # to all workers
     )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from raceway.checks import unknown_name
 
 if TYPE_CHECKING:
-    from raceway.commands.config_options import OptionGroup
+    from raceway.commands.config_options import EffectiveSettings, OptionGroup
+
+_HELP = {"-h", "--help"}
 
 
 def wide_help(prog: str) -> argparse.HelpFormatter:
@@ -29,14 +31,19 @@ def split_algorithm(command: str, arguments: list[str]) -> tuple[str, list[str]]
     """Return the first argument, the algorithm's name, and the rest; without one, exit with the command's usage."""
     name, rest = split_first(arguments)
     if name is None:
-        sys.exit(print_usage(f"{command} <algorithm> [options]. `raceway list` has the algorithms", rest))
+        from raceway.algorithms import algorithm_names
+
+        usage = f"{command} <algorithm> [options], for example: raceway {command} ppo --env cartpole"
+        names = ", ".join(algorithm_names())
+        sys.exit(print_usage(f"{usage}\n\nAlgorithms: {names}. Options: raceway {command} <algorithm> --help", rest))
     return name, rest
 
 
 def print_usage(text: str, rest: list[str]) -> int:
     """Print the usage of a command, and return its exit code: 0 if help was asked for."""
-    print(f"usage: raceway {text}.", file=sys.stderr)
-    return 0 if {"-h", "--help"} & set(rest) else 2
+    asked = bool(_HELP & set(rest))
+    print(f"usage: raceway {text}.", file=sys.stdout if asked else sys.stderr)
+    return 0 if asked else 2
 
 
 def settings_parser(
@@ -63,21 +70,49 @@ def settings_parser(
 
 
 def parse_settings(
-    parser: argparse.ArgumentParser, rest: list[str], config: type[Any]
+    parser: argparse.ArgumentParser,
+    rest: list[str],
+    config: type[Any],
+    effective: Callable[[dict[str, Any]], EffectiveSettings],
 ) -> tuple[argparse.Namespace, dict[str, Any]]:
-    """Return the parsed arguments, and the settings of the algorithm among them."""
-    from raceway.commands.config_options import parsed_settings
+    """Return the parsed arguments, and the settings of the algorithm among them. With --help, print it and exit.
 
-    parsed, unknown = parser.parse_known_args(rest)
-    if unknown:
-        options = [option for action in parser._actions for option in action.option_strings]
-        parser.exit(2, f"error: {unknown_name('option', unknown[0].partition('=')[0], options)}\n")
+    Args:
+        parser: the parser.
+        rest: the arguments.
+        config: the algorithm's config.
+        effective: returns what the settings of the command line would result in, for the help.
+    """
+    from raceway.commands.config_options import parsed_settings, show_effective
+
+    parsed, unknown = parser.parse_known_args([argument for argument in rest if argument not in _HELP])
     settings = parsed_settings(parsed, config)
     if parsed.local:
         if settings.get("engine", "inline") != "inline" or settings.get("num_workers", "auto") != "auto":
             parser.error("--local runs in one process: leave out --engine and --num-workers")
         settings["engine"] = "inline"
+    if _HELP & set(rest):
+        show_effective(parser, config, effective(settings))
+        parser.print_help()
+        parser.exit()
+    if unknown:
+        parser.exit(2, f"error: {_unknown_argument(unknown[0], parser, config)}\n")
     return parsed, settings
+
+
+def _unknown_argument(argument: str, parser: argparse.ArgumentParser, config: type[Any]) -> str:
+    """Return the error for an argument that is no option, with the option that was probably meant."""
+    from raceway.commands.config_options import field_docs
+
+    if not argument.startswith("-"):
+        return f"unexpected argument {argument!r}. Settings are options, such as --env {argument}; see --help."
+    option = argument.partition("=")[0]
+    words = option.strip("-").replace("-", " ").replace("_", " ")
+    described = [name for name, text in field_docs(config).items() if text.lower().startswith(words.lower())]
+    if described:
+        return f"unknown option {option!r}. The {words} is --{described[0].replace('_', '-')}."
+    options = [name for action in parser._actions for name in action.option_strings]
+    return str(unknown_name("option", option, options))
 
 
 def runs_parser(command: str, description: str) -> argparse.ArgumentParser:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Sequence
+import shutil
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,9 @@ _METRIC_LABELS = {
     RETURN_METRIC: "mean return of the last 100 episodes",
     EVAL_METRIC: "mean return of the last evaluation",
 }
+
+_LOG_WIDTH = 120
+"""Width of tables where there is no terminal."""
 
 
 def run(arguments: list[str]) -> int:
@@ -49,8 +54,9 @@ def run(arguments: list[str]) -> int:
         all_notes = [*notes, *(note for comparison in comparisons for note in comparison.notes)]
         print_lines(json.dumps(_as_json(comparisons, metric, all_notes, plot)))
         return 0
+    width = shutil.get_terminal_size((_LOG_WIDTH, 24)).columns
     for comparison in comparisons:
-        print_lines(*_comparison_lines(comparison, label), "")
+        print_lines(*_comparison_lines(comparison, label, width), "")
     print_lines(*notes, f"Plot saved to {plot}" if plot else "(no plot: pip install 'raceway[plot]')")
     return 0
 
@@ -66,21 +72,54 @@ def _save_plot(comparisons: Sequence[Comparison], label: str, out: str | None) -
     return plot_comparisons(with_scores, label, prepare_plot_path(out or "compare.png"))
 
 
-def _comparison_lines(comparison: Comparison, label: str) -> list[str]:
+def _comparison_lines(comparison: Comparison, label: str, width: int) -> list[str]:
+    """Return the tables and notes of a comparison. If labels are too long for this width, groups are numbered."""
+    lines = [f"{comparison.env}: {label}"]
+    names = comparison.short_names(width)
+    tables = _tables(comparison, names)
+    if max(map(len, tables), default=0) > width:
+        names = comparison.short_names(0)
+        tables = _tables(comparison, names)
+        for group_label, name in names.items():
+            lines += _wrap(f"{name} {group_label}", width, indent=len(name) + 1)
+    notes = [line for note in comparison.notes for line in _wrap(note, width)]
+    return [*lines, *tables, *([""] if tables and notes else []), *notes]
+
+
+def _tables(comparison: Comparison, names: Mapping[str, str]) -> list[str]:
+    """Return the lines of the tables of groups and pairs, with these names of the groups."""
+    if not comparison.groups:
+        return []
+    level = f"{100 * CONFIDENCE_LEVEL:.0f} % interval"
     rows = [
-        (group.label, str(len(group.scores)), f"{group.mean:.1f}", f"{group.iqm:.1f}", _interval(group.interval, 1))
+        (
+            names[group.label],
+            str(len(group.scores)),
+            f"{group.mean:.1f}",
+            f"{group.iqm:.1f}",
+            _interval(group.interval, 1),
+        )
         for group in comparison.groups
     ]
-    level = f"{100 * CONFIDENCE_LEVEL:.0f} % interval"
-    lines = [f"{comparison.env}: {label}"]
-    if not rows:
-        return [*lines, *(f"  {note}" for note in comparison.notes)]
-    lines += format_table(("", "seeds", "mean", "IQM", level), rows, right=("seeds", "mean", "IQM", level), indent=2)
+    lines = format_table(("", "seeds", "mean", "IQM", level), rows, right=("seeds", "mean", "IQM", level), indent=2)
     if comparison.pairs:
-        pairs = [(pair.label, f"{pair.probability:.2f}", _interval(pair.interval, 2)) for pair in comparison.pairs]
+        pairs = [
+            (
+                f"{names[pair.first.label]} > {names[pair.second.label]}",
+                f"{pair.probability:.2f}",
+                _interval(pair.interval, 2),
+            )
+            for pair in comparison.pairs
+        ]
         lines += ["", "  probability of improvement"]
         lines += format_table(("", "P(X > Y)", level), pairs, right=("P(X > Y)", level), indent=2)
-    return [*lines, *([""] if comparison.notes else []), *(f"  {note}" for note in comparison.notes)]
+    return lines
+
+
+def _wrap(text: str, width: int, indent: int = 0) -> list[str]:
+    """Return text in lines that fit into a width, indented by two spaces, and from the second line on by more."""
+    options: Any = {"break_long_words": False, "break_on_hyphens": False}
+    return textwrap.wrap(text, width, initial_indent="  ", subsequent_indent=" " * (2 + indent), **options)
 
 
 def _as_json(comparisons: Sequence[Comparison], metric: str, notes: Sequence[str], plot: Path | None) -> dict[str, Any]:

@@ -9,9 +9,22 @@ import inspect
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
+
+from raceway.algorithms import Algorithm
+from raceway.algorithms.setting_sources import (
+    ADAPTED,
+    DEFAULT,
+    PRESET,
+    USER,
+    VARIABLE,
+    Sources,
+    format_setting,
+    setting_sources,
+)
 
 GROUPS = ("run", "environment", "workers", "optimiser", "algorithm", "output")
 """Groups of options, in the order of the help."""
@@ -31,10 +44,7 @@ def add_options(
     groups = {group: parser.add_argument_group(group) for group in GROUPS}
     hints, helps, group_of = typing.get_type_hints(config), field_docs(config), field_groups(config)
     for field in dataclasses.fields(config):
-        default = field.default if field.default is not dataclasses.MISSING else None
         text = helps.get(field.name, "").replace("%", "%%")
-        if default is not None:
-            text = f"{text} [{default}]"
         if shown is not None and field.name not in shown:
             text = argparse.SUPPRESS
         group, option = groups[group_of[field.name]], "--" + field.name.replace("_", "-")
@@ -46,6 +56,66 @@ def add_options(
             convert, metavar = _converter(hints[field.name])
             group.add_argument(option, metavar=metavar, type=convert, help=text)
     return groups
+
+
+NOTE = "In brackets: the value that would be used, and where it comes from if it is not the default."
+"""What the help says about effective settings."""
+
+
+@dataclass(frozen=True)
+class EffectiveSettings:
+    """The settings that a command would run with."""
+
+    values: Mapping[str, Any]
+    sources: Sources
+    """Where each of them comes from."""
+    note: str
+    """A paragraph of the help about them."""
+
+
+def effective_settings(algorithm: Algorithm, settings: Mapping[str, Any]) -> EffectiveSettings:
+    """Return what the settings of the command line result in; the presets are summed up if no environment is named."""
+    defaults = default_settings(algorithm.config)
+    if "env" in settings:
+        preset = algorithm.preset(settings)
+        note = NOTE if preset else f"{NOTE} There is no preset for {settings['env']}."
+        return EffectiveSettings({**defaults, **preset, **settings}, algorithm.sources(settings), note)
+    note = "In brackets: the defaults."
+    if algorithm.presets:
+        note += f" Presets change some of them, on {', '.join(algorithm.presets)}: add --env to see the values."
+    return EffectiveSettings({**defaults, **settings}, setting_sources(algorithm.config, settings, {}), note)
+
+
+def default_settings(config: type[Any]) -> dict[str, Any]:
+    """Return the defaults of a config's fields."""
+    return {
+        field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        for field in dataclasses.fields(config)
+    }
+
+
+def show_effective(parser: argparse.ArgumentParser, config: type[Any], effective: EffectiveSettings) -> None:
+    """Add the effective settings to the help of a parser."""
+    parser.description = f"{parser.description}\n\n{effective.note}"
+    defaults = default_settings(config)
+    for action in parser._actions:
+        if action.dest in effective.values and action.help not in (None, argparse.SUPPRESS):
+            source = effective.sources.get(action.dest, DEFAULT)
+            text = describe_value(effective.values[action.dest], source, defaults.get(action.dest))
+            action.help = f"{action.help} {text.replace('%', '%%')}".rstrip()
+
+
+def describe_value(value: Any, source: str, default: Any) -> str:
+    """Return a setting's value in brackets, with its source and its default if it comes from elsewhere.
+
+    >>> describe_value(64, "preset", 8), describe_value(8, "default", 8), describe_value(None, "default", None)
+    ('[64, preset; default 8]', '[8]', '')
+    """
+    label = {USER: "you", PRESET: "preset", VARIABLE: "environment variable", ADAPTED: "adapted"}.get(source)
+    if label is None:
+        return "" if value is None or value == {} else f"[{format_setting(value)}]"
+    was = "" if default is None or default == {} else f"; default {format_setting(default)}"
+    return f"[{format_setting(value)}, {label}{was}]"
 
 
 def parsed_settings(arguments: argparse.Namespace, config: type[Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from raceway.errors import ConfigError
 if TYPE_CHECKING:
     from raceway.runs.reader import RunFiles
 
-_COLUMNS = ("run", "algorithm", "env", "seed", "steps", "mean return", "fps", "status", "age")
+_COLUMNS = ("run", "algorithm", "env", "seed", "steps", "mean return (last 100)", "fps", "status", "age")
 
 
 def run(arguments: list[str]) -> int:
@@ -44,15 +44,19 @@ def list_runs(directory: Path) -> int:
         raise ConfigError(
             "there is no directory 'runs' here. Train something first, or name another: raceway list --runs DIR"
         )
-    rows, errors = list[tuple[float, tuple[str, ...]]](), list[str]()
+    rows, notes = list[tuple[float, tuple[str, ...]]](), list[str]()
     for path in run_directories(directory):
         try:
             run = read_run(path)
             rows.append((run.started, _row(run)))
+            if run.error is not None:
+                notes.append(f"{run.path} crashed: {run.error} (see {run.path / 'error.txt'})")
         except ConfigError as error:  # the others can still be listed
-            errors.append(str(error))
+            notes.append(str(error))
     sorted_rows = [row for _, row in sorted(rows, key=lambda entry: entry[0])]
-    print_lines(*format_table(_COLUMNS, sorted_rows, right=("seed", "steps", "mean return", "fps", "age")), *errors)
+    print_lines(
+        *format_table(_COLUMNS, sorted_rows, right=("seed", "steps", "mean return (last 100)", "fps", "age")), *notes
+    )
     return 0
 
 

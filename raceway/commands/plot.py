@@ -14,7 +14,7 @@ _X = {
     "time": ("time/time_elapsed", "seconds of training"),
     "episodes": ("time/episodes", "episodes"),
 }
-_Y_LABELS = {RETURN_METRIC: "mean return of 100 episodes", EVAL_METRIC: "mean return of evaluations"}
+_Y_LABELS = {RETURN_METRIC: "mean return of the last 100 episodes", EVAL_METRIC: "mean return of evaluations"}
 
 
 def run(arguments: list[str]) -> int:

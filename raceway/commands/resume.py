@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
 from raceway.commands.arguments import parse_settings, print_usage, settings_parser, split_first
 from raceway.commands.training_output import add_output_options, run_training
+
+if TYPE_CHECKING:
+    from raceway.commands.config_options import EffectiveSettings
 
 
 def run(arguments: list[str]) -> int:
@@ -20,14 +27,24 @@ def run(arguments: list[str]) -> int:
             f"options: {names}, --env, --network, --trust, --local, --plot, --json",
             rest,
         )
-    config = find_algorithm(read_config(directory)["algorithm"]).config
+    about = read_config(directory)
+    config = find_algorithm(about["algorithm"]).config
     description = "Resume a run from its latest checkpoint."
     parser, groups = settings_parser("resume", "RUN", config, description, (*CHANGEABLE_ON_RESUME, "env", "network"))
     groups["run"].add_argument("--trust", action="store_true", help="Import the modules that the run names.")
     add_output_options(groups["output"])
-    options, settings = parse_settings(parser, rest, config)
+    options, settings = parse_settings(parser, rest, config, partial(_effective_settings, about))
     from raceway.training.train import resume
 
     return run_training(
         options, lambda callbacks: resume(directory, callbacks=callbacks, trust=options.trust, **settings)
     )
+
+
+def _effective_settings(about: Mapping[str, Any], settings: Mapping[str, Any]) -> EffectiveSettings:
+    """Return what the settings of a run, and those that change, result in."""
+    from raceway.algorithms.setting_sources import USER
+    from raceway.commands.config_options import NOTE, EffectiveSettings
+
+    sources = {**about["setting_sources"], **dict.fromkeys(settings, USER)}
+    return EffectiveSettings({**about["config"], **settings}, sources, NOTE)

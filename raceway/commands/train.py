@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from functools import partial
 from typing import Any
 
 from raceway.commands.arguments import parse_settings, settings_parser, split_algorithm
@@ -16,7 +17,7 @@ from raceway.signals import EXIT_CODES
 def run(arguments: list[str]) -> int:
     """Train a policy, once or with several seeds."""
     from raceway.algorithms import find_algorithm
-    from raceway.commands.config_options import parse_positive_int
+    from raceway.commands.config_options import effective_settings, parse_positive_int
 
     name, rest = split_algorithm("train", arguments)
     algorithm = find_algorithm(name)
@@ -25,7 +26,7 @@ def run(arguments: list[str]) -> int:
     option("--seeds", type=parse_positive_int, metavar="N", help="Train with N seeds, from --seed on, and compare.")
     option("--resume", metavar="auto", help="auto: resume the run in --run-dir, if there is one.")
     add_output_options(groups["output"])
-    options, settings = parse_settings(parser, rest, algorithm.config)
+    options, settings = parse_settings(parser, rest, algorithm.config, partial(effective_settings, algorithm))
     if options.seeds:
         if options.resume:
             raise ConfigError("--resume is for one run. Resume each of the runs of --seeds with: raceway resume RUN")
@@ -38,7 +39,7 @@ def run(arguments: list[str]) -> int:
 def _train_seeds(algorithm: str, settings: dict[str, Any], options: argparse.Namespace) -> int:
     from raceway.training.train_seeds import train_seeds
     from raceway.ui.figures import check_matplotlib, has_screen
-    from raceway.ui.terminal_display import display_for
+    from raceway.ui.progress import display_for
 
     if options.plot:
         check_matplotlib()

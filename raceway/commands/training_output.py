@@ -27,7 +27,7 @@ def add_output_options(group: OptionGroup) -> None:
 def run_training(options: argparse.Namespace, train: Callable[[Sequence[Callback]], Result]) -> int:
     """Run a training with a display, print its results, and return the exit code."""
     from raceway.ui.figures import check_matplotlib, has_screen
-    from raceway.ui.terminal_display import display_for
+    from raceway.ui.progress import display_for
     from raceway.ui.training_plots import plot_returns
 
     if options.plot:
@@ -35,7 +35,7 @@ def run_training(options: argparse.Namespace, train: Callable[[Sequence[Callback
     result = train([display_for(sys.stdout)])
     if options.plot and result.returns:
         title = f"{result.summary['algorithm']} on {result.summary['env']}, seed {result.summary['seed']}"
-        path = plot_returns(result.returns, title, result.path / "returns.png", show=has_screen())
+        path = plot_returns(result.metrics, title, result.path / "returns.png", show=has_screen())
         print(f"Plot saved to {path}", flush=True)
     if options.json:
         print(json.dumps(result.summary), flush=True)

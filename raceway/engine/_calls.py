@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from bdb import BdbQuit
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,9 @@ import numpy as np
 
 from raceway.engine import _codec
 from raceway.engine._codec import Payload
-from raceway.errors import RemoteError
+from raceway.errors import INTERRUPTS, RemoteError
+
+_NO_DEBUGGER = "a debugger cannot be used in a worker, which has no terminal. Use the inline engine (--local)."
 
 
 class ArgRef:
@@ -84,9 +87,10 @@ def encode_error(error: BaseException, actor: str, method: str, skip: int = 1) -
     for _ in range(skip):
         trace = trace.tb_next if trace is not None and trace.tb_next is not None else trace
     text = "".join(traceback.format_exception(type(error), error, trace))
-    can_travel = isinstance(error, Exception)  # not SystemExit and the like: they must not end the driver
+    # Not SystemExit and the like: they must not end the driver.
+    can_travel = isinstance(error, Exception) and not isinstance(error, INTERRUPTS)
     try:
-        message = str(error)
+        message = _NO_DEBUGGER if isinstance(error, BdbQuit) else str(error)
     except Exception:  # it would fail in the driver as well
         message, can_travel = "(its message cannot be shown)", False
     remote_args = (type(error).__qualname__, message, actor, method, text)

@@ -206,7 +206,8 @@ class EngineCore(ValueStore):
         """Send a call whose future exists already. Called with the lock; call `flush` after releasing it."""
         core = self._own(actor)
         self._check_open()
-        self.handles.sweep()
+        if self.handles.dropped:
+            self.handles.sweep()
         if core.error is not None:
             future.fail(core.error)
             return
@@ -259,7 +260,11 @@ class EngineCore(ValueStore):
         self, ready: Callable[[], Any], timeout: float | None, awaited: Future[Any] | AwaitedFutures | None = None
     ) -> None:
         """Return when `ready()` is true; raise WaitTimeout after `timeout` seconds."""
-        if not self.reactor.wait(ready, timeout):
+        self._block(ready, timeout, timeout, awaited)
+
+    def _block(self, ready: Callable[[], Any], left: float | None, timeout: float | None, awaited: Any) -> None:
+        """Wait for the `left` seconds of a caller's `timeout`."""
+        if not self.reactor.wait(ready, left):
             subject = f"{awaited} is" if isinstance(awaited, Future) else "the futures are"
             raise WaitTimeout(f"{subject} not done after {timeout:g} s; the work continues")
 
@@ -324,11 +329,15 @@ class EngineCore(ValueStore):
         """
 
         def reply_with(future: Future[Any]) -> None:
+            # Not raised: a traceback would keep the frames, and with them this request, as long as the error is kept.
+            failure = future.exception()
             try:
-                payload = _codec.encode(future.result())
+                payload = _codec.encode(future.result()) if failure is None else None
             except Exception as error:
-                reply(encode_error(error, actor.name, "request", 0), True)
-            else:
+                failure = error
+            if failure is not None:
+                reply(encode_error(failure, actor.name, "request", 0), True)
+            elif payload is not None:
                 reply(payload, False)
 
         try:
@@ -342,6 +351,8 @@ class EngineCore(ValueStore):
             completed = self.create_future()
             completed.set_result(answer)
             answer = completed
+        elif not answer.done():
+            self._deadlines.pause_until(answer, actor)
         answer.add_done_callback(reply_with)
 
     # Closing.

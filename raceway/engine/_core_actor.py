@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from raceway.engine._codec import Payload
@@ -11,6 +12,18 @@ from raceway.errors import RestartsExhausted
 
 if TYPE_CHECKING:
     from raceway.engine._core import EngineCore
+
+
+@dataclass(slots=True)
+class Deadline:
+    """When a running call's actor is killed."""
+
+    call_id: int
+    when: float
+    num_waits: int = 0
+    """Answers of the driver that the call waits for. The deadline is paused until they have come."""
+    remaining: float = 0.0
+    """Seconds that were left when it was paused."""
 
 
 class CoreActor(Actor):
@@ -34,8 +47,8 @@ class CoreActor(Actor):
         self.threads = threads
         self.restarts = restarts
         self.start_timeout = start_timeout
-        self.deadline = (0.0, 0)
-        """The deadline of the running call, and its id."""
+        self.deadline: Deadline | None = None
+        """The deadline of the running call, or of an earlier one."""
         self.deadline_timer_at = math.inf
         """When a timer checks whether the deadline has passed."""
         self.restarted_at: list[float] = []

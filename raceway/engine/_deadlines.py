@@ -1,15 +1,19 @@
-"""Deadlines of calls, counted from the start of their execution."""
+"""Deadlines of calls, counted from the start of their execution, without the time in which they wait for the driver.
+
+A call that waits for nested calls is not stuck, however long these take: they have deadlines of their own.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from raceway.engine._core_actor import CoreActor, Deadline
+from raceway.engine.base import Future
 from raceway.errors import DeadlineExceeded
 
 if TYPE_CHECKING:
     from raceway.engine._core import EngineCore
-    from raceway.engine._core_actor import CoreActor
 
 
 class Deadlines:
@@ -32,26 +36,42 @@ class Deadlines:
         if not actor.ready.done():
             actor.ready.add_done_callback(lambda _: self.start(actor, id) if id in actor.calls else None)
             return
-        actor.deadline = (self._engine.clock() + future.timeout, id)
-        if actor.deadline[0] < actor.deadline_timer_at:
-            self._set_timer(actor)
+        actor.deadline = Deadline(id, self._engine.clock() + future.timeout)
+        self._ensure_timer(actor, actor.deadline)
 
-    def _set_timer(self, actor: CoreActor) -> None:
+    def pause_until(self, answer: Future[Any], actor: CoreActor) -> None:
+        """Pause the deadline of the call that the actor runs now, if it has one, until the driver's answer is there."""
+        deadline = actor.deadline
+        if deadline is None or deadline.call_id not in actor.calls:
+            return
+        if not deadline.num_waits:
+            deadline.remaining = deadline.when - self._engine.clock()
+        deadline.num_waits += 1  # several threads of the actor may wait
+        answer.add_done_callback(lambda _: self._resume(actor, deadline))
+
+    def _resume(self, actor: CoreActor, deadline: Deadline) -> None:
+        deadline.num_waits -= 1
+        if not deadline.num_waits and deadline is actor.deadline and deadline.call_id in actor.calls:
+            deadline.when = self._engine.clock() + deadline.remaining
+            self._ensure_timer(actor, deadline)
+
+    def _ensure_timer(self, actor: CoreActor, deadline: Deadline) -> None:
         # One timer per actor, however many of its calls have deadlines; an earlier deadline replaces it.
-        when = actor.deadline_timer_at = actor.deadline[0]
-        self._engine.call_at(when, lambda: self._check(actor, when))
+        if deadline.when < actor.deadline_timer_at:
+            when = actor.deadline_timer_at = deadline.when
+            self._engine.call_at(when, lambda: self._check(actor, when))
 
     def _check(self, actor: CoreActor, timer: float) -> None:
         """Kill the actor if its running call is overdue."""
         if timer != actor.deadline_timer_at:
             return  # this timer was replaced
         actor.deadline_timer_at = math.inf
-        when, id = actor.deadline
-        entry = actor.calls.get(id)
-        if entry is None:
+        deadline = actor.deadline
+        if deadline is None or deadline.call_id not in actor.calls or deadline.num_waits:
             return
-        if self._engine.clock() < when:  # it runs a later call by now, which has time left
-            self._set_timer(actor)
-        elif not self._engine._reply_arrived(actor, id):
-            excess = f"{actor.name}.{entry[1].method} ran for more than {entry[0].timeout:g} s"
+        if self._engine.clock() < deadline.when:  # it runs a later call by now, or has waited, so it has time left
+            self._ensure_timer(actor, deadline)
+        elif not (self._engine._reply_arrived(actor, deadline.call_id) or deadline.num_waits):
+            future, message = actor.calls[deadline.call_id]
+            excess = f"{actor.name}.{message.method} ran for more than {future.timeout:g} s"
             self._engine._declare_dead(actor, DeadlineExceeded(f"{excess}, so {actor.name} was killed", actor.name))

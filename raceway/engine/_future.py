@@ -74,9 +74,9 @@ class Future(Generic[T]):
         if state == ENCODED:
             self.decode()
             if self.state == FAILED:
-                raise self._failure()
+                raise self._failure().with_traceback(None)
         elif state == FAILED:
-            raise self._failure()
+            raise self._failure().with_traceback(None)  # or each time would add to it, and keep the frames before
         return self._content  # type: ignore[no-any-return]
 
     def exception(self, timeout: float | None = None) -> BaseException | None:

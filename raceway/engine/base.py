@@ -234,7 +234,8 @@ class Engine(Protocol):
         Args:
             actor: the actor that runs it.
             message: the call.
-            timeout: its deadline: seconds from the start of its execution until the actor is killed.
+            timeout: its deadline: seconds that it may run before the actor is killed, from the start of its execution
+                and without the time in which it waits for an answer of the driver.
             on_done: a callback of the future; cheaper than `add_done_callback` after sending.
         """
 

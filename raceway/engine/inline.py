@@ -18,7 +18,7 @@ from raceway.engine._calls import ActorContext, copy_buffers, encode_error, run_
 from raceway.engine._core import CoreActor, EngineCore
 from raceway.engine._reactor import Reactor
 from raceway.engine.base import Actor, AwaitedFutures, Future, Message
-from raceway.errors import ActorStartError, DeadlockError
+from raceway.errors import INTERRUPTS, ActorStartError, DeadlockError
 
 
 class InlineActor(CoreActor):
@@ -61,6 +61,8 @@ class InlineEngine(EngineCore):
         try:
             factory, args, kwargs = _codec.decode(copy_buffers(actor.factory))
             actor.context = ActorContext(factory(*args, **kwargs))
+        except INTERRUPTS:
+            raise
         except Exception as error:
             failure = ActorStartError(f"{actor.name} could not start: {type(error).__name__}: {error}", actor.name)
             failure.__cause__ = error
@@ -96,7 +98,7 @@ class InlineEngine(EngineCore):
                 _codec.encode(run_call(actor.context, _codec.decode(message.payload), self._read), "the result")
             )
             failed = False
-        except KeyboardInterrupt:
+        except INTERRUPTS:
             raise
         except BaseException as error:
             result, failed = encode_error(error, actor.name, message.method, skip=2), True

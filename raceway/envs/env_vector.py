@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
-from raceway.errors import EnvironmentFailed
+from raceway.errors import INTERRUPTS, EnvironmentFailed
 from raceway.rl.spaces import Tree, check_discrete, fill, has_discrete
 
 Array = np.ndarray
@@ -209,7 +209,9 @@ def strip_wrappers(env: gym.Env) -> tuple[gym.Env, float]:
 
 
 def environment_error(slot: int, verb: str, error: BaseException) -> EnvironmentFailed:
-    """Return the error for an environment that raised, or returned invalid values."""
+    """Return the error for an environment that raised, or returned invalid values; raise it if the user interrupted."""
+    if isinstance(error, INTERRUPTS):
+        raise error
     try:
         text = str(error)
     except Exception as failure:

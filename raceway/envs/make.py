@@ -16,7 +16,7 @@ from raceway.envs.atari import has_fire, is_atari, make_atari, split_kwargs
 from raceway.envs.env_vector import MaskFromInfo, Slots, SteppedSlots
 from raceway.envs.names import missing_extra, resolve_env_id
 from raceway.envs.native_vectors import CartPoleSlots, EnvPoolAtariSlots, EnvPoolSlots, VectorSlots
-from raceway.errors import ConfigError, RacewayError
+from raceway.errors import INTERRUPTS, ConfigError, RacewayError
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +58,11 @@ def make_env(settings: EnvSettings) -> gym.Env:
                     env = make_atari(name, settings.kwargs)
                 else:
                     env = gym.make(name, disable_env_checker=True, **settings.kwargs)
+        elif isinstance(settings.env, gym.Env):
+            raise ConfigError(
+                f"env is the environment {settings.env}. Pass its class, or a function that creates one: every worker "
+                "needs its own."
+            )
         else:
             env = settings.env(**settings.kwargs)
     except RacewayError:
@@ -157,6 +162,8 @@ def _wrap_action_mask(env: gym.Env) -> gym.Env:
         return env
     try:
         _, info = env.reset(seed=0)
+    except INTERRUPTS:
+        raise
     except Exception:  # it will be reported with its context when it happens in a run
         return env
     return MaskFromInfo(env, len(info["action_mask"])) if "action_mask" in info else env

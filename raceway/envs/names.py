@@ -43,6 +43,11 @@ def resolve_env_id(name: str) -> str:
         return name
     versions = [spec for spec in gym.registry.values() if spec.id == f"{rest}-v{spec.version}"]
     if not versions:
+        if module and hasattr(sys.modules[module], rest):
+            raise ConfigError(
+                f"{module} has {rest!r}, but registers no environment of that name. Add to {module}: "
+                f'gymnasium.register("{rest}-v0", entry_point={rest}), and name it {module}:{rest}-v0.'
+            )
         raise unknown_environment(name)
     newest = max(versions, key=lambda spec: spec.version or 0).id
     return f"{module}:{newest}" if module else newest

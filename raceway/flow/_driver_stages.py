@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from raceway.engine.base import Actor
+from raceway.errors import ActorError
 from raceway.flow._failures import Failures
 from raceway.flow._graph import Item, Node, NoItem, replace_actor_handles
 from raceway.flow._hosted_objects import Guest, ThreadGuest
@@ -63,17 +64,24 @@ class Union(Stage):
         return NoItem.END
 
     def _next_in_turn(self) -> tuple[UnionInput, Item] | NoItem:
+        not_ready: set[int] = set()  # among the branches with the weight "*", for which others do not wait
         while available := [
-            index for index, branch in enumerate(self.inputs) if branch in self.open and not self.is_limited(branch)
+            index
+            for index, branch in enumerate(self.inputs)
+            if branch in self.open and index not in not_ready and not self.is_limited(branch)
         ]:
             index = self.turns.choose(available)
             answer = self.inputs[index].stage.poll()
             if not isinstance(answer, NoItem):
                 self.turns.charge(index)
                 return self.inputs[index], answer
-            if answer is NoItem.PENDING:
+            if answer is NoItem.END:
+                self.open.remove(self.inputs[index])
+            elif self.turns.ends_own_turn[index]:
+                self.turns.end_turn(index)
+                not_ready.add(index)
+            else:
                 return answer
-            self.open.remove(self.inputs[index])
         return NoItem.PENDING if self.open else NoItem.END
 
     def _next_ready(self) -> tuple[UnionInput, Item] | NoItem:
@@ -209,7 +217,11 @@ class OffloadedForEach(Operator):
         if not self.opened:
             self.opened = True
             spec = self.spec._replace(settings={"function": self.spec.settings["function"]})
-            self.guest.open(make_operator, spec, self.meter.measure, replace_actor_handles(self.saved))
+            settings = spec, self.meter.measure, replace_actor_handles(self.saved)
+            if self.actor is not None:
+                self.guest.open(make_operator, *settings)
+            else:
+                self.guest.open(make_operator, *settings, self.context["use"])
         self.in_flight.send(item if self.actor is None else replace_actor_handles(item), item[1])
 
     def poll(self) -> Item | NoItem:
@@ -236,7 +248,13 @@ class OffloadedForEach(Operator):
             self.meter.set_values(counters)
 
     def state(self) -> Any:
-        operator_state = self.guest.call("state").result() if self.opened else self.saved
+        operator_state = self.saved
+        if self.opened:
+            operator_state = self.guest.result_or_error(self.guest.call("state"))
+            if isinstance(operator_state, ActorError):
+                self.guest.handle_failure(operator_state)  # raises: it names the operator
+            if isinstance(operator_state, BaseException):
+                raise operator_state
         return {**super().state(), "ready": self.ready if self.run.keeps_in_flight else deque(), "op": operator_state}
 
     def restore(self, state: Any) -> None:
@@ -249,3 +267,8 @@ class OffloadedForEach(Operator):
             self.in_flight.clear()
         self.opened = False
         super().close()
+
+    def join(self) -> None:
+        """Wait for the current call on its thread, after closing."""
+        if isinstance(self.guest, ThreadGuest):
+            self.guest.join()

@@ -12,6 +12,7 @@ from raceway.flow._failures import Failures
 from raceway.flow._graph import Envelope, Item, Node, NoItem, Shard, Source, replace_actor_handles
 from raceway.flow._hosted_objects import Guest
 from raceway.flow._operators import Stage
+from raceway.flow._repartition import FedSource
 from raceway.flow._requests import ItemRequester
 from raceway.flow._shard import RunningShard
 from raceway.flow.monitoring import CounterValues, Meter
@@ -36,19 +37,25 @@ class ShardGuest(Guest):
     def __init__(self, index: int, spec: ShardSpec, run: Run[Any], gather: int) -> None:
         super().__init__(spec.actor, f"{run.id}/{gather}/{index}", f"shard {index} of {spec.nodes[0]}", spec.failures)
         self.index, self.spec, self.gather, self.measure = index, spec, gather, run.measure
-        self.movable = spec.movable
-        self.regenerates_lost_items = not spec.nodes[0].spec.implementation.keeps_position
+        is_bound = any(node.spec.implementation.binds_shard for node in spec.nodes[1:])
+        self.hosts = spec.nodes[0].actors if spec.movable and not is_bound else ()
+        self.regenerates_lost_items = spec.movable or not spec.nodes[0].spec.implementation.keeps_position
         self.positions: list[int] = []  # of the source and of `take` operators, after the last item received
         self.state: Any = None  # to restore, until the first item has arrived
         self.reports: list[list[CounterValues]] = []  # counters of every incarnation of the shard
 
     def start(self) -> None:
+        if self.feeder is not None:
+            self.feeder.rewind(self)
         self.reports.append([])
         self.sources = (Source(self.index, self.actor.name, self.actor),)
-        specs = [node.spec for node in self.spec.nodes]
+        shard, nodes = self.spec.shard, self.spec.nodes
+        specs = [node.spec for node in nodes]
+        specs[0] = specs[0]._replace(implementation=specs[0].implementation.for_shard(shard))
         source, state = replace_actor_handles(self.sources[0]), replace_actor_handles(self.state)
-        args = (specs, self.spec.shard, source, self.measure, self.positions, state)
-        self.open(RunningShard, *args, parts={str(node): node.spec[2:] for node in self.spec.nodes})
+        args = (specs, shard, source, self.measure, self.positions, state)
+        parts = {str(node): spec[2:] for node, spec in zip(nodes, specs, strict=True)}
+        self.open(RunningShard, *args, parts=parts)
 
 
 class Gather(Stage):
@@ -59,8 +66,17 @@ class Gather(Stage):
         self.run, self.num_async, self.waiting = run, num_async, run.waiting
         self.pending_requests = run.pending_requests
         self.shards = [ShardGuest(index, spec, run, run.node_indices[node]) for index, spec in enumerate(specs)]
+        sources = dict.fromkeys(spec.nodes[0] for spec in specs)
+        self.feeders = {node: run.stage(node) for node in sources if isinstance(node.spec.implementation, FedSource)}
+        for shard in [shard for shard in self.shards if shard.spec.nodes[0] in self.feeders]:
+            shard.feeder = self.feeders[shard.spec.nodes[0]]
+            shard.feeder.register(shard)
         self.in_flight = self.requester = ItemRequester(
-            self.shards, run.wakeups, lambda *failure: run.report_failure(*failure), type(self) is GatherSync
+            self.shards,
+            run.wakeups,
+            lambda *failure: run.report_failure(*failure),
+            num_async=num_async,
+            synchronous=type(self) is GatherSync,
         )
         self.ready: deque[tuple[int, tuple[Any, Envelope]]] = deque()  # items received, with the index of their shard
         self.opened = False
@@ -79,6 +95,10 @@ class Gather(Stage):
             if len(answer) == 1:
                 shard.ended, shard.reports[-1] = True, answer[0]
                 continue
+            if len(answer) == 2:
+                shard.positions, shard.num_held = answer
+                self.requester.request(shard)
+                continue
             value, envelope_fields, shard.positions, shard.num_held, report = answer
             envelope = Envelope(shard.sources, *envelope_fields)
             self.ready.append((shard.index, (value, envelope)))
@@ -89,10 +109,16 @@ class Gather(Stage):
             if self.run.has_subscribers:
                 self.run.record_arrival(shard, envelope)
 
+    def feed(self) -> None:
+        """Feed the shards that need it."""
+        for feeder in self.feeders.values():
+            feeder.serve()
+
     def state(self) -> Any:
-        self.open()  # the actors have a state even before the first request
-        futures = [shard.call("state") if shard.reachable else None for shard in self.shards]
-        states = [future and future.result() for future in futures]
+        states: list[Any] = [None] * len(self.shards)
+        if not self.requester.closed:
+            self.open()  # the actors have a state even before the first request
+            states = self.requester.call_all("state")
         return {
             "shards": [state or shard.state for state, shard in zip(states, self.shards, strict=True)],
             "progress": [(shard.ended, shard.dropped, shard.positions) for shard in self.shards],
@@ -111,6 +137,8 @@ class Gather(Stage):
         for shard in self.shards if self.opened and not self.requester.closed else ():
             shard.close()
         self.requester.closed = True
+        for feeder in self.feeders.values():
+            feeder.close()
         self.poll = lambda: NoItem.END  # type: ignore[method-assign]
 
 
@@ -126,6 +154,7 @@ class GatherSync(Gather):
                 self.requester.request(shard)
         self.receive()
         if self.requester.num_outstanding:
+            self.feed()
             self.waiting.append(self.meter)
             return NoItem.PENDING
         self.requested = False
@@ -161,5 +190,6 @@ class GatherAsync(Gather):
             return value, envelope
         if not self.requester.num_outstanding:
             return NoItem.END
+        self.feed()
         self.waiting.append(self.meter)
         return NoItem.PENDING

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import os
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raceway.engine.base import Actor
+from raceway.flow._operator_states import OperatorState, operator_object
 from raceway.injection import injected_parameters
 
 _PACKAGE_DIR = os.path.join(os.path.dirname(__file__), "")
@@ -41,6 +43,12 @@ class Node:
         self.parents = tuple(parents)
         self.actors = tuple(actors)  # of a source, or of an operator with a dedicated actor
         self.parallel: bool = settings.get("parallel", False)
+        function: Any = settings.get("function")
+        in_driver = function is not None and not (self.parallel or actors)
+        self.operator_state: OperatorState | None = None
+        """The state of its operator, if it is in the driver's process and has one or is called from a thread."""
+        if in_driver and ("max_in_flight" in settings or operator_object(function) is not None):
+            self.operator_state = OperatorState(function)
 
     def __repr__(self) -> str:
         return f"{self.label} (added at {self.spec.where})"
@@ -108,6 +116,12 @@ class Envelope(NamedTuple):
 LazyEnvelope = Envelope | tuple[Any, ...]  # an envelope, or those to merge when it is first read
 Item = tuple[Any, LazyEnvelope]
 OperatorContext = dict[str, Any]  # on shards: the values that can be injected; in the driver: the run
+
+
+def empty_envelope() -> Envelope:
+    """Return the envelope of a result that was made from no item."""
+    now = time.time()
+    return Envelope((), 0, None, now, now, 0)
 
 
 def resolve_envelope(envelope: LazyEnvelope) -> Envelope:

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future as ThreadFuture
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from raceway.engine.base import Actor, ActorContext, Future, Message, Restarts
@@ -25,7 +28,6 @@ from raceway.errors import (
 )
 from raceway.flow._failures import Failures
 
-_THREAD_NAME = "raceway-guest"
 _OPEN_DEADLINE_FACTOR = 10  # restoring a guest may repeat much work
 
 
@@ -45,8 +47,10 @@ class Guest:
         """Requests whose answers have not been received, in order."""
         self.num_held = 0
         """Items that the guest has read and not passed on: lost if it dies."""
-        self.movable = False
-        """Whether it can be recreated on another actor without loss, so that any idle actor can run it."""
+        self.hosts: Sequence[Actor] = ()
+        """The actors that it may move to, because it can be recreated on any of them; none if it stays where it is."""
+        self.feeder: Any = None
+        """The `Feeder` that sends it items to work on; None if it has a source of its own."""
         self.regenerates_lost_items = False
         """Whether items that were requested and lost are produced again after a restart."""
         self.request: Message
@@ -128,6 +132,11 @@ class Guest:
         except RestartsExhausted as exhausted:
             raise ShardFailed(f"{self.name} failed and the restart budget is used up: {exhausted}") from error
 
+    @property
+    def can_move(self) -> bool:
+        """Whether nothing binds it to its actor: no outstanding request, no items read, no message of `on_restart`."""
+        return not (self.outstanding or self.num_held or self.restart_results is not None)
+
     def move(self, actor: Actor) -> None:
         """Recreate the guest on another actor."""
         self.close()
@@ -146,21 +155,27 @@ class Guest:
 
 
 class ThreadGuest:
-    """Like a Guest, for an object that is used on a dedicated thread of the driver."""
+    """Like a Guest, for an object that is used on a dedicated thread of the driver.
+
+    A thread cannot be stopped in the middle of a call. So closing detaches it: it ends after its current call, whose
+    result nobody receives, and it does not keep the interpreter alive.
+    """
 
     def __init__(self) -> None:
-        self._thread: ThreadPoolExecutor | None = None
-        self._object: Any = None
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
 
     def open(self, factory: Callable[..., Any], *args: Any) -> None:
-        """Create the guest as `factory(context, *args)` and start its thread."""
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=_THREAD_NAME)
-        self._object = factory(ActorContext(None), *args)
+        """Start the thread, which creates the guest as `factory(context, *args)`."""
+        create = partial(factory, ActorContext(None), *args)
+        self._thread = threading.Thread(target=_work, args=(create, self._calls), name="raceway-guest", daemon=True)
+        self._thread.start()
 
     def call(self, method: str, *args: Any) -> Any:
         """Call a method of the guest on its thread. Return a future."""
-        assert self._thread is not None
-        return self._thread.submit(getattr(self._object, method), *args)
+        future: ThreadFuture[Any] = ThreadFuture()
+        self._calls.put((future, method, args))
+        return future
 
     def result_or_error(self, future: Any) -> Any:
         """Return the result of a finished call, or its error."""
@@ -171,10 +186,36 @@ class ThreadGuest:
         raise error
 
     def close(self) -> None:
-        """Stop the thread after its current call."""
-        if self._thread is not None:
-            on_own_thread = threading.current_thread().name.startswith(_THREAD_NAME)  # a thread cannot wait for itself
-            self._thread.shutdown(wait=not on_own_thread, cancel_futures=True)
+        """Cancel the calls that have not started, and detach the thread."""
+        with suppress(Empty):
+            while (call := self._calls.get_nowait()) is not None:
+                call[0].cancel()
+        self._calls.put(None)
+
+    def join(self) -> None:
+        """Wait for the current call after closing."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+
+_Call = tuple[ThreadFuture[Any], str, tuple[Any, ...]]
+
+
+def _work(create: Callable[[], Any], calls: SimpleQueue[_Call | None]) -> None:
+    """Create a guest, and execute its calls until None arrives."""
+    guest: Any = None
+    while (call := calls.get()) is not None:
+        future, method, args = call
+        if future.set_running_or_notify_cancel():
+            try:
+                guest = create() if guest is None else guest
+                result = getattr(guest, method)(*args)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+                del result
+        del call, future, args  # while the thread waits, it keeps nothing alive
 
 
 # Functions that are sent to actors and run there.

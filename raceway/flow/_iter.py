@@ -4,125 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from raceway.checks import check_choice, check_int, unknown_name
 from raceway.engine.base import Actor
 from raceway.errors import ConfigError
 from raceway.flow._driver_stages import Branch, OffloadedForEach, Queue, Split, Union, UnionInput
 from raceway.flow._graph import Node, Source, requested_parameters
-from raceway.flow._operators import (
-    BatchItems,
-    Combine,
-    Filter,
-    FlatMap,
-    Flatten,
-    ForEach,
-    Operator,
-    Shuffle,
-    Take,
-    with_source,
-)
+from raceway.flow._operators import ForEach
 from raceway.flow._run import Run
 from raceway.flow._sources import SourceFunction, read_once
-from raceway.flow.explain import Explainable, callable_name
-from raceway.flow.rate_limits import RateLimit, RateLimiter, WeightedTurns, branch_weights
+from raceway.flow._stream import Stream, T_co
+from raceway.flow.explain import callable_name
+from raceway.flow.rate_limits import RateLimit, RateLimiter, Weight, WeightedTurns, branch_weights
 
-T_co = TypeVar("T_co", covariant=True)
 U = TypeVar("U")
-StreamT = TypeVar("StreamT", bound="Stream[Any]")
-
-
-class Stream(Explainable, Generic[T_co]):
-    """Base of both kinds of stream: the last node of a plan, with methods that add more.
-
-    An operator's function may be any callable. Parameters with the default `injected` are filled in for it: `envelope`,
-    the metadata of the item; and on shards `actor`, the object that it runs beside, and `shard`.
-    """
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-
-    def _add(self, operator: type[Operator], label: str, **settings: Any) -> Any:
-        return type(self)(Node(label, operator, [self._node], parallel=self._node.parallel, **settings))
-
-    def _add_function(self, operator: type[Operator], kind: str, function: Callable[..., Any]) -> Any:
-        requested_parameters(function, self._node.parallel)
-        return self._add(operator, f"{kind}({callable_name(function)})", function=function)
-
-    def filter(self: StreamT, function: Callable[[Any], object]) -> StreamT:
-        """Keep the items for which the function returns true.
-
-        >>> list(Iter.from_range(6).filter(lambda x: x % 2))
-        [1, 3, 5]
-        """
-        return self._add_function(Filter, "filter", function)  # type: ignore[no-any-return]
-
-    def take(self: StreamT, count: int) -> StreamT:
-        """End after `count` items; for a ParIter, after `count` items of every shard.
-
-        >>> list(Iter.from_range(9).take(2))
-        [0, 1]
-        """
-        return self._add(Take, f"take({count})", count=check_int("count", count, 0))  # type: ignore[no-any-return]
-
-    def shuffle(self: StreamT, buffer: int, *, seed: int = 0) -> StreamT:
-        """Shuffle with a buffer of `buffer` items: each new item replaces a random one, which is passed on.
-
-        >>> sorted(Iter.from_range(5).shuffle(3, seed=1))
-        [0, 1, 2, 3, 4]
-        """
-        label = f"shuffle({buffer}, seed={seed})"
-        return self._add(Shuffle, label, size=check_int("buffer", buffer), seed=check_int("seed", seed, 0))  # type: ignore[no-any-return]
-
-    # The subclasses declare the return types of these, which depend on the kind of stream.
-
-    def flat_map(self, function: Callable[[T_co], Iterable[Any]]) -> Any:
-        """Apply a function that returns several items, and pass these on one by one.
-
-        >>> list(Iter.from_range(4).flat_map(range))
-        [0, 0, 1, 0, 1, 2]
-        """
-        return self._add_function(FlatMap, "flat_map", function)
-
-    def combine(self, function: Callable[[T_co], Iterable[Any]]) -> Any:
-        """Like `flat_map`, for a function that makes a result from several items: it gets their merged envelopes.
-
-        At the end of the stream the function's `finish()` is called, if it has one.
-
-        >>> held = []
-        >>> list(Iter.from_range(5).combine(lambda x: held.append(x) or ([sum(held)] if x % 2 else [])))
-        [1, 6]
-        """
-        return self._add_function(Combine, "combine", function)
-
-    def batch(self, size: int) -> Any:
-        """Collect `size` items (of one shard) into a list; the last list may be shorter.
-
-        >>> list(Iter.from_range(5).batch(2))
-        [[0, 1], [2, 3], [4]]
-        """
-        return self._add(BatchItems, f"batch({size})", size=check_int("size", size))
-
-    def zip_with_source(self) -> Any:
-        """Pair every item with its source. On shards, sources have no actor handle.
-
-        >>> [(source.shard, x) for source, x in ParIter.from_range(3, actors).gather_async().zip_with_source()]
-        [(0, 0), (1, 1), (0, 2)]
-        """
-        return self._add(ForEach, "zip_with_source", function=with_source)
 
 
 class Iter(Stream[T_co]):
     """A sequential stream. `for x in flow`, `next(flow)` or, in a debugger, `flow.step()` runs it.
 
-    Every `iter(flow)` starts from the source, independent of other runs.
+    Every `iter(flow)` starts from the source, independent of other runs. So do its operators: each run has its own
+    state of the callable objects that were passed, as far as `Run.state` would save it, and starts from the state that
+    they had at the first run. What functions and methods change, and what operators only refer to, such as a learner
+    or an actor, is shared by all runs; so is an operator with the attribute `shared_by_runs = True`.
+
+    >>> class Sum:
+    ...     total = 0
+    ...     def __call__(self, x):
+    ...         self.total += x
+    ...         return self.total
+    >>> flow = Iter.from_range(4).for_each(Sum())
+    >>> list(flow), list(flow), list(zip(flow, flow))[-1]
+    ([0, 1, 3, 6], [0, 1, 3, 6], (6, 6))
     """
 
     if TYPE_CHECKING:
 
         def flat_map(self, function: Callable[[T_co], Iterable[U]]) -> Iter[U]: ...
         def combine(self, function: Callable[[T_co], Iterable[U]]) -> Iter[U]: ...
+        def transform(self, function: Callable[[Iterator[T_co]], Iterable[U]]) -> Iter[U]: ...
+        def flatten(self: Iter[Iterable[U]]) -> Iter[U]: ...
         def batch(self, size: int) -> Iter[list[T_co]]: ...
         def zip_with_source(self) -> Iter[tuple[Source, T_co]]: ...
 
@@ -171,14 +93,6 @@ class Iter(Stream[T_co]):
         label = f"for_each({callable_name(function)}, on={actor.name if actor else on}, queue={queue})"
         return Iter(Node(label, OffloadedForEach, [self._node], actors=[actor] if actor else (), **settings))
 
-    def flatten(self: Iter[Iterable[U]]) -> Iter[U]:
-        """Pass on the elements of every item, one by one; those of a batch or round keep their own envelopes.
-
-        >>> list(Iter.from_items([[1, 2], [3]]).flatten())
-        [1, 2, 3]
-        """
-        return self._add(Flatten, "flatten")  # type: ignore[no-any-return]
-
     def queue(self, size: int) -> Iter[T_co]:
         """Prefetch up to `size` items: they are read as soon as they are available.
 
@@ -203,13 +117,19 @@ class Iter(Stream[T_co]):
         split = Node(f"split({', '.join(names)})", make_split, [self._node])
         return tuple(Iter(Node(f"branch({name})", partial(Branch, name=name), [split])) for name in names)
 
-    def start(self, *, measure: bool = False, state: dict[str, Any] | None = None) -> Run[T_co]:
-        """Start a run; with `measure`, the size and staleness of items are measured at every operator.
+    def start(self, *, measure: bool = False, state: dict[str, Any] | None = None, wait: bool = False) -> Run[T_co]:
+        """Start a run.
+
+        Args:
+            measure: measure the size and staleness of items at every operator.
+            state: a state to continue from; see `restore`.
+            wait: when the run is closed, wait for the current call of operators with `on="thread"`: for those whose
+                objects, such as a learner, are used afterwards.
 
         >>> next(Iter.from_range(3).start())
         0
         """
-        return Run(self._node, measure=measure, state=state)
+        return Run(self._node, measure=measure, state=state, wait=wait)
 
     __iter__ = start
 
@@ -218,6 +138,15 @@ class Iter(Stream[T_co]):
         return next(self._own_run)
 
     step = __next__
+
+    def next(self, timeout: float | None = None) -> T_co:
+        """Return the next item, like `next(flow)`; raise WaitTimeout if there is none in time. See `Run.next`.
+
+        >>> Iter.from_range(3).next(timeout=1)
+        0
+        """
+        self._own_run = self._own_run or self.start()
+        return self._own_run.next(timeout)
 
     def restore(self, state: dict[str, Any]) -> Run[T_co]:
         """Return a run that continues from a state of `Run.state`. `next(flow)` continues it too.
@@ -234,7 +163,7 @@ class Iter(Stream[T_co]):
 
 def union(
     *branches: Iter[U],
-    weights: Sequence[float] | Mapping[str, float] | None = None,
+    weights: Sequence[Weight] | Mapping[str, Weight] | None = None,
     limits: Sequence[RateLimit] = (),
     emit: Sequence[str] | None = None,
     **named: Iter[U],
@@ -243,7 +172,9 @@ def union(
 
     Args:
         *branches: branches that get the names "0", "1" and so on. One that has ended is left out.
-        weights: by name or in order; the default is 1. With 0.5, an item is taken in every second cycle.
+        weights: by name or in order; the default is 1. With 0.5, an item is taken in every second cycle; with `"*"`,
+            all items that are ready, without waiting for more. Use it for a branch that waits for actors or a thread:
+            one that always has a next item would leave the others no turn.
         limits: keep branches from running ahead of others.
         emit: names of the branches whose items are passed on; the others are only read. The union ends with these.
         **named: more branches, with their names.

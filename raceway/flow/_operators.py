@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,16 +15,21 @@ from raceway.errors import FlowError, OperatorError
 from raceway.flow._graph import (
     Envelope,
     Item,
+    LazyEnvelope,
     NoItem,
     OperatorContext,
     OperatorSpec,
     Shard,
     Source,
+    empty_envelope,
     requested_parameters,
     resolve_envelope,
 )
+from raceway.flow._operator_states import OperatorUse
 from raceway.flow.monitoring import CounterValues, Meter
 from raceway.injection import injected
+
+NOT_SHARED = nullcontext()  # in place of an OperatorUse, for operators that are no concern of other runs
 
 
 class Stage(states.Stateful):
@@ -41,6 +47,10 @@ class Operator(Stage):
     """A stage that reads one other stage. Subclasses define `process`, which maps an item to items."""
 
     state_attributes: ClassVar[tuple[str, ...]] = ("ready", "held", "ended")
+    binds_shard: ClassVar[bool] = False
+    """Whether its function may keep items that nobody counts, so that its shard must stay where it is."""
+    use: OperatorUse | None = None
+    """Its run's use of the user's function, if that is in the driver and has a state."""
 
     def __init__(self, parent: Stage, spec: OperatorSpec, context: OperatorContext, measure: bool) -> None:
         self.parent, self.spec, self.context = parent, spec, context
@@ -74,6 +84,13 @@ class Operator(Stage):
 
     def accept(self, answer: Item | NoItem) -> None:
         """Process an item, or finish at the end of the stream."""
+        if self.use is None:
+            self._accept(answer)
+        else:
+            with self.use:
+                self._accept(answer)
+
+    def _accept(self, answer: Item | NoItem) -> None:
         start = time.perf_counter()
         try:
             if isinstance(answer, NoItem):
@@ -110,6 +127,7 @@ class FunctionOperator(Operator):
     def setup(self) -> None:
         self.requested = requested_parameters(self.function, parallel="actor" in self.context)
         self.kwargs = {name: self.context[name] for name in self.requested if name != "envelope"}
+        self.use = self.context.get("use")
 
     def call(self, item: Item) -> Any:
         """Call the function with an item and the parameters to inject."""
@@ -117,10 +135,12 @@ class FunctionOperator(Operator):
         return self.function(item[0], **envelope, **self.kwargs)
 
     def state(self) -> Any:
-        return {"function": states.state_of(self.function), **super().state()}
+        with self.use or NOT_SHARED:
+            return {"function": states.state_of(self.function), **super().state()}
 
     def restore(self, state: Any) -> None:
-        states.restore(self.function, state["function"])
+        with self.use or NOT_SHARED:
+            states.restore(self.function, state["function"])
         super().restore(state)
 
 
@@ -138,7 +158,11 @@ class ForEach(FunctionOperator):
         """Return the function's result for an item."""
         start = time.perf_counter()
         try:
-            value = self.call(item) if self.requested else self.function(item[0])
+            if self.use is None:
+                value = self.call(item) if self.requested else self.function(item[0])
+            else:
+                with self.use:
+                    value = self.call(item) if self.requested else self.function(item[0])
         except Exception as error:
             raise self.operator_error(error, item) from error
         self.meter.count(item, time.perf_counter() - start)
@@ -170,17 +194,24 @@ class Flatten(Operator):
 class Combine(FunctionOperator):
     """Like FlatMap, for a function that makes a result from several items: it gets their merged envelopes."""
 
+    binds_shard = True
+
     def process(self, item: Item) -> Iterable[Item]:
         self.held.append(item[1])
         return self._with_envelope(self.call(item))
 
+    def setup(self) -> None:
+        super().setup()
+        self._envelope: LazyEnvelope = ()  # of the last result, for one at the end that no new item has led to
+
     def finish(self) -> Iterable[Item]:
-        return self._with_envelope(self.function.finish()) if self.held and hasattr(self.function, "finish") else ()
+        return self._with_envelope(self.function.finish()) if hasattr(self.function, "finish") else ()
 
     def _with_envelope(self, values: Iterable[Any]) -> list[Item]:
         values = list(values)
-        envelope, self.held = (tuple(self.held), []) if values else ((), self.held)
-        return [(value, envelope) for value in values]
+        if values:
+            self._envelope, self.held = tuple(self.held) or self._envelope or empty_envelope(), []
+        return [(value, self._envelope) for value in values]
 
 
 class BatchItems(Operator):

@@ -12,10 +12,12 @@ from raceway.errors import ConfigError
 from raceway.flow._failures import Failures
 from raceway.flow._gather import GatherAsync, GatherSync, ShardSpec
 from raceway.flow._graph import Node, Shard, Source
-from raceway.flow._iter import Iter, Stream, T_co, U
+from raceway.flow._iter import Iter, U
 from raceway.flow._operators import ForEach
+from raceway.flow._repartition import FedSource
 from raceway.flow._shard import deliver
-from raceway.flow._sources import SourceFunction, actor_object, call_method, deal_out, own_iterable
+from raceway.flow._sources import DividedSource, SourceFunction, actor_object, call_method
+from raceway.flow._stream import Stream, T_co
 
 Actors = Sequence[Actor]
 
@@ -27,6 +29,8 @@ class ParIter(Stream[T_co]):
 
         def flat_map(self, function: Callable[[T_co], Iterable[U]]) -> ParIter[U]: ...
         def combine(self, function: Callable[[T_co], Iterable[U]]) -> ParIter[U]: ...
+        def transform(self, function: Callable[[Iterator[T_co]], Iterable[U]]) -> ParIter[U]: ...
+        def flatten(self: ParIter[Iterable[U]]) -> ParIter[U]: ...
         def batch(self, size: int) -> ParIter[list[T_co]]: ...
         def zip_with_source(self) -> ParIter[tuple[Source, T_co]]: ...
 
@@ -37,19 +41,20 @@ class ParIter(Stream[T_co]):
         >>> list(ParIter.from_range(5, actors).gather_sync())
         [[0, 1], [2, 3], [4]]
         """
-        function = partial(deal_out, range(check_int("stop", stop, 0)))
-        return _sharded(f"from_range({stop}", actors, SourceFunction(function, parallel=True), num_shards)
+        numbers = range(check_int("stop", stop, 0))
+        source = DividedSource(lambda shard: numbers[shard.number :: shard.total])
+        return _sharded(f"from_range({stop}", actors, source, num_shards)
 
     @staticmethod
     def from_items(items: Sequence[U], actors: Actors, *, num_shards: int | None = None) -> ParIter[U]:
-        """Deal out the items of a sequence to the shards in turn.
+        """Deal out the items of a sequence to the shards in turn. An actor receives only the items of its shards.
 
         >>> list(ParIter.from_items("abc", actors).gather_sync())
         [['a', 'b'], ['c']]
         """
         if not isinstance(items, Sequence):
             raise ConfigError(f"from_items needs a sequence, not {items!r}. Use from_iterators for other iterables.")
-        source = SourceFunction(partial(deal_out, items), parallel=True)
+        source = DividedSource(lambda shard: items[shard.number :: shard.total])
         return _sharded(f"from_items({len(items)} items", actors, source, num_shards)
 
     @staticmethod
@@ -61,7 +66,8 @@ class ParIter(Stream[T_co]):
         """
         if any(isinstance(iterable, Iterator) for iterable in iterators):
             raise ConfigError("an iterator cannot be sent to an actor. Pass a function that returns it.")
-        source = SourceFunction(partial(own_iterable, list(iterators)), parallel=True)
+        parts = list(iterators)
+        source = DividedSource(lambda shard: parts[shard.number])
         return _sharded(f"from_iterators({len(iterators)}", actors, source, len(iterators))
 
     def for_each(self, function: Callable[[T_co], U]) -> ParIter[U]:
@@ -73,7 +79,7 @@ class ParIter(Stream[T_co]):
         return self._add_function(ForEach, "for_each", function)  # type: ignore[no-any-return]
 
     def select_shards(self, *numbers: int) -> ParIter[T_co]:
-        """Keep only the shards with these numbers.
+        """Keep only the shards with these numbers, in this order. Each can be kept once.
 
         >>> list(ParIter.from_range(4, actors).select_shards(1).gather_sync())
         [[1], [3]]
@@ -82,6 +88,8 @@ class ParIter(Stream[T_co]):
         for number in numbers:
             if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < count:
                 raise ConfigError(f"there is no shard {number!r}: the shards are numbered from 0 to {count - 1}")
+            if numbers.count(number) > 1:
+                raise ConfigError(f"shard {number} is selected twice, which would double its items. Name it once.")
         label = f"select_shards({', '.join(map(str, numbers))})"
         return self._change_shards(label, lambda shards: [shards[number] for number in numbers])
 
@@ -93,6 +101,21 @@ class ParIter(Stream[T_co]):
         [[0, 1, 'a', 'b']]
         """
         return self._change_shards("union", lambda shards: shards, *others)
+
+    def repartition(self, num_shards: int, actors: Actors | None = None) -> ParIter[T_co]:
+        """Deal out the items of all shards, in turn, to `num_shards` new shards on the same or other actors.
+
+        The items pass through the driver, which gathers them synchronously: what a new shard gets depends neither on
+        the number of actors nor on their speed. The sources of its items are the new shard and its actor.
+
+        >>> list(ParIter.from_range(6, actors).filter(lambda x: x % 2).repartition(3).gather_sync())
+        [[1, 3, 5]]
+        """
+        own_actors = [*dict.fromkeys(spec.actor for spec in shard_specs(self._node))]
+        settings: Any = {"num_shards": check_int("num_shards", num_shards), "seed": 0, "movable": False}
+        settings |= {"parallel": True, "actors": own_actors if actors is None else _check_actors(actors)}
+        items = self.gather_sync().flatten()._node
+        return ParIter(Node(f"repartition(shards={num_shards})", FedSource(), [items], **settings))
 
     def on_failure(self, policy: str, **settings: Any) -> ParIter[T_co]:
         """Set the failure policy: what happens when the actor of a shard dies, or an operator on it raises.
@@ -159,7 +182,7 @@ def create(
         num_shards: dealt out to the actors in turn; by default, one per actor.
         seed: of the shards' random generators.
         moves: whether a shard may move to any idle actor. Set it only if items depend on nothing but the shard, the
-            item's number, and messages that all actors receive.
+            item's number, and messages that all actors receive. Shards with a `combine` or `transform` stay.
 
     >>> list(create(actors, "sample").take(2).gather_sync())
     [[0, 0], [1, 1]]
@@ -172,11 +195,16 @@ def create(
 def _sharded(
     label: str, actors: Actors, source: SourceFunction, num_shards: int | None, seed: int = 0, moves: bool = False
 ) -> ParIter[Any]:
-    if not actors or not all(isinstance(actor, Actor) for actor in actors):
-        raise ConfigError(f"a ParIter needs a list of actors of an engine, not {actors!r}")
+    _check_actors(actors)
     count = len(actors) if num_shards is None else check_int("num_shards", num_shards)
     settings: Any = {"parallel": True, "num_shards": count, "seed": check_int("seed", seed, 0), "movable": moves}
     return ParIter(Node(f"{label}, shards={count})", source, (), actors=actors, **settings))
+
+
+def _check_actors(actors: Actors) -> Actors:
+    if not actors or not all(isinstance(actor, Actor) for actor in actors):
+        raise ConfigError(f"a ParIter needs a list of actors of an engine, not {actors!r}")
+    return actors
 
 
 def shard_specs(node: Node) -> list[ShardSpec]:

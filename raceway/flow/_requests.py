@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
-from raceway.engine.base import Future, Payload
+from raceway.engine.base import Actor, Future, Payload
+from raceway.errors import ActorError
 from raceway.flow._hosted_objects import Guest, ThreadGuest
 from raceway.flow._wakeups import Wakeups
 
@@ -62,10 +63,11 @@ class ItemRequester(Generic[G]):
         wakeups: gets an entry when there is something to receive.
         on_failure: called with the outcome (`restarted`, `dropped` or `failed`), the guest, the error and the number
             of items lost.
+        num_async: how many requests of movable guests an actor gets at a time.
         synchronous: whether answers are used only when those of all guests have arrived.
 
-    An actor works on one movable guest at a time, and guests move to idle actors. So slow actors, or those with
-    longer items, do fewer of them.
+    Movable guests share their actors: an actor gets the next request when it has answered one, of its own guests first
+    and then of those of busy actors, which move to it. So slow actors, or those with longer items, do fewer of them.
     """
 
     def __init__(
@@ -73,48 +75,91 @@ class ItemRequester(Generic[G]):
         guests: Sequence[G],
         wakeups: Wakeups,
         on_failure: Callable[[str, G, BaseException, int], None],
+        num_async: int = 1,
         synchronous: bool = False,
     ) -> None:
         self.closed = False
         self.num_outstanding = 0
-        """Requests whose answers have not been received."""
+        """Requests whose answers have not been received, sent or not."""
+        self._num_waiting = 0  # those that a feeder has not sent
         self._guests = guests
         self._on_failure = on_failure
-        self._wait_for_all = synchronous and not any(guest.movable for guest in guests)
-        self._idle_actors = {guest.actor for guest in guests if guest.movable}
-        self._unassigned: deque[G] = deque()  # movable guests whose request was not sent yet
-        self._on_other_engine = any(guest.engine is not wakeups.engine for guest in guests)
+        self._wait_for_all = synchronous and not any(guest.hosts or guest.feeder for guest in guests)
+        self._unsent: deque[G] = deque()  # movable guests whose request waits for an actor
+        self._free_slots = Counter({actor: num_async for guest in guests for actor in guest.hosts})  # no zeros
+        actors = [actor for guest in guests for actor in (guest.actor, *guest.hosts)]
+        self._on_other_engine = any(actor.engine is not wakeups.engine for actor in actors)
         wakeups.callers.append(self)
         self.arrivals: deque[tuple[G, Future[Any], Payload | None]] = deque()
         """Answers that have arrived and were not received; None as payload means a failure."""
         self._callbacks = {guest: self._callback(guest, wakeups) for guest in guests}
 
     def __len__(self) -> int:
-        return 0 if self.closed else self.num_outstanding
+        return 0 if self.closed else self.num_outstanding - self._num_waiting
 
     def request(self, guest: G) -> None:
         """Request one item from a guest."""
         self.num_outstanding += 1
-        if guest.movable:
-            self._unassigned.append(guest)
-            self._assign()
-        else:
+        if guest.feeder is not None:
+            self._num_waiting += 1
+            guest.feeder.request(self, guest)
+            return
+        if not guest.hosts:
             self._send(guest)
+            return
+        if not guest.actor.alive:
+            self._leave(guest.actor)
+        self._unsent.append(guest)
+        self._assign()
+
+    def send_waiting(self, guest: G) -> None:
+        """Send a request that a feeder has kept until the guest was fed."""
+        self._num_waiting -= 1
+        self._send(guest)
 
     def _assign(self) -> None:
-        """Give unassigned guests to idle actors: an actor's own guests first, then those of busy actors."""
-        for actor in [actor for actor in self._idle_actors if self._unassigned]:
-            own = next((guest for guest in self._unassigned if guest.actor is actor), None)
-            others = (
-                guest for guest in self._unassigned if guest.actor not in self._idle_actors and not guest.num_held
-            )
-            guest = own or next(others, None)
-            if guest is not None:
-                self._unassigned.remove(guest)
-                self._idle_actors.discard(actor)
-                if guest is not own:
+        """Send the requests that wait for an actor, as far as actors have free slots."""
+        for actor in [*self._free_slots]:
+            while self._unsent and actor in self._free_slots and (guest := self._next_for(actor)) is not None:
+                self._unsent.remove(guest)
+                if guest.actor is not actor:
                     guest.move(actor)
+                self._take_slots(actor, 1)
                 self._send(guest)
+
+    def _next_for(self, actor: Actor) -> G | None:
+        """Return the guest whose request an actor should get: one of its own, else one whose own actor is busy."""
+        for guest in self._unsent:
+            if guest.actor is actor:
+                return guest
+        for guest in self._unsent if actor.alive else ():
+            if guest.can_move and guest.actor not in self._free_slots and actor in guest.hosts:
+                return guest
+        return None
+
+    def _take_slots(self, actor: Actor, count: int) -> None:
+        self._free_slots[actor] -= count
+        if not self._free_slots[actor]:
+            del self._free_slots[actor]
+
+    def _leave(self, dead: Actor) -> None:
+        """Move guests away from an actor that nobody restarts. Those that would lose items fail with it."""
+        for guest in [guest for guest in self._guests if guest.actor is dead and not guest.ended]:
+            alive = [actor for actor in guest.hosts if actor.alive]
+            if alive and guest.can_move and guest.failures.policy == "drop":
+                load = Counter(other.actor for other in self._guests if not other.ended)
+                guest.move(min(alive, key=load.__getitem__))
+
+    def _withdraw(self, guest: G) -> int:
+        """Withdraw the requests for a guest that have not been sent. Return their number."""
+        count = self._unsent.count(guest)
+        for _ in range(count):
+            self._unsent.remove(guest)
+        if guest.feeder is not None:
+            count = guest.feeder.withdraw(guest)
+            self._num_waiting -= count
+        self.num_outstanding -= count
+        return count
 
     def _send(self, guest: G) -> None:
         deadline, on_done = guest.failures.deadline, self._callbacks[guest]
@@ -126,14 +171,14 @@ class ItemRequester(Generic[G]):
         return None if futures and self._on_other_engine else (futures, len(futures) if self._wait_for_all else 1)
 
     def _callback(self, guest: G, wakeups: Wakeups) -> Callable[[Future[Any]], None]:
-        arrivals, on_waiting_engine = self.arrivals, guest.engine is wakeups.engine
+        arrivals, waiting_engine = self.arrivals, wakeups.engine
 
         def arrived(future: Future[Any]) -> None:
             payload = future.payload()
             arrivals.append((guest, future, payload))
             if self._wait_for_all and payload is not None and len(arrivals) < min(self.num_outstanding, _WAKE_AFTER):
                 return  # waking the driver now would only take time from the shards that still work
-            if on_waiting_engine:
+            if guest.engine is waiting_engine:
                 wakeups.append(guest)
             else:
                 wakeups.wake()
@@ -162,17 +207,42 @@ class ItemRequester(Generic[G]):
                     continue
             outstanding.popleft()
             self.num_outstanding -= 1
-            if guest.movable:
-                self._idle_actors.add(guest.actor)
-                self._assign()
             yield guest, answer, size
+            if guest.hosts:  # after the caller has stored its position, with which it may move now
+                self._free_slots[guest.actor] += 1
+                if guest.ended:
+                    self._withdraw(guest)
+                self._assign()
+
+    def call_all(self, method: str) -> list[Any]:
+        """Return the results of a method of every guest; None for those that were dropped, or ended on a dead actor.
+
+        No requests may be outstanding. A guest that fails is handled as one that fails on a request, and called again.
+        """
+        gone = [guest.dropped or (guest.ended and not guest.reachable) for guest in self._guests]
+        futures = [None if gone[index] else guest.call(method) for index, guest in enumerate(self._guests)]
+        return [self._result(method, *call) for call in zip(self._guests, futures, strict=True)]
+
+    def _result(self, method: str, guest: G, future: Future[Any] | None) -> Any:
+        while future is not None:
+            answer = guest.result_or_error(future)
+            if not isinstance(answer, BaseException):
+                return answer
+            if not isinstance(answer, ActorError):
+                raise answer
+            if not guest.ended and future.actor is guest.actor:  # else it left the dead actor with another guest
+                self._handle_failure(guest, answer)
+            future = None if guest.ended else guest.call(method)
+        return None
 
     def _handle_failure(self, guest: G, error: BaseException) -> None:
-        num_requested, num_lost = len(guest.outstanding), len(guest.outstanding) + guest.num_held
+        num_sent, num_lost = len(guest.outstanding), len(guest.outstanding) + guest.num_held
         guest.outstanding.clear()
-        self.num_outstanding -= num_requested
+        self.num_outstanding -= num_sent
+        if guest.hosts and num_sent:
+            self._free_slots[guest.actor] += num_sent
+        num_requested = num_sent + self._withdraw(guest)
         guest.num_held = 0
-        self._idle_actors |= {guest.actor} if guest.movable else set()
         num_dropped = sum(other.dropped for other in self._guests)
         may_drop = num_dropped < min(guest.failures.budget, len(self._guests) - 1)
         try:
@@ -180,14 +250,15 @@ class ItemRequester(Generic[G]):
         except Exception:
             self._on_failure("failed", guest, error, num_lost)
             raise
-        if outcome == "dropped" and not guest.actor.alive and any(other.actor.alive for other in self._guests):
-            self._idle_actors.discard(guest.actor)  # guests that wait for it move to other actors
-            self._assign()
+        if guest.regenerates_lost_items and (outcome == "restarted" or guest.feeder is not None):
+            num_lost -= num_sent
         if outcome == "restarted":
-            num_lost -= num_requested if guest.regenerates_lost_items else 0
             guest.start()
             for _ in range(num_requested):
                 self.request(guest)
+        elif not guest.actor.alive:
+            self._leave(guest.actor)
+        self._assign()
         self._on_failure(outcome, guest, error, num_lost)
 
 

@@ -40,7 +40,7 @@ class RunningShard:
         state: Any,
     ) -> None:
         self._context = context
-        reader = SourceReader(Stage(), specs[0], {"actor": context.object, "shard": shard}, measure)
+        reader = specs[0].implementation.make_reader(specs[0], {"actor": context.object, "shard": shard}, measure)
         reader.actor_context, reader.sources = context, (source,)
         self._operators: list[Operator] = [reader]
         for spec in specs[1:]:
@@ -58,18 +58,29 @@ class RunningShard:
     def pull(self) -> tuple[Any, ...]:
         """Return the next item: value, envelope fields, positions, number of items held, counters (or None).
 
-        At the end of the stream, return a tuple of the counters alone.
+        At the end of the stream, return a tuple of the counters alone; if it needs to be fed, return the positions and
+        the number of items held.
         """
         self._operators[0].meter.waiting += _clock() - self._idle_since
         answer = self._operators[-1].poll()
         self._idle_since = now = _clock()
-        if isinstance(answer, NoItem):
+        if answer is NoItem.END:
             return (self.report(),)
+        num_held = sum([op.num_held for op in self._operators[1:]]) if len(self._operators) > 1 else 0
+        if isinstance(answer, NoItem):
+            return [op.position for op in self._positioned], num_held
         report = None
         if now >= self._next_report:
             self._next_report, report = now + _REPORT_SECONDS, self.report()
-        num_held = sum([op.num_held for op in self._operators[1:]]) if len(self._operators) > 1 else 0
         return answer[0], resolve_envelope(answer[1])[1:6], [op.position for op in self._positioned], num_held, report
+
+    def feed(self, value: Any, envelope_fields: tuple[Any, ...]) -> None:
+        """Add an item for the source of a repartition to read."""
+        self._operators[0].inbox.append((value, envelope_fields))  # type: ignore[attr-defined]
+
+    def finish(self) -> None:
+        """End the source of a repartition, after the items that it was fed."""
+        self._operators[0].finished = True  # type: ignore[attr-defined]
 
     def report(self) -> list[CounterValues]:
         """Return the counters of the source and of every operator."""
@@ -82,13 +93,13 @@ class RunningShard:
         return {"operators": [op.state() for op in self._operators], "actor": actor, "version": version}
 
     def close(self) -> None:
-        """Close the source."""
-        self._operators[0].close()
+        """Close the operators and the source."""
+        self._operators[-1].close()
 
 
-def make_operator(context: ActorContext, spec: OperatorSpec, measure: bool, state: Any) -> Operator:
-    """Create an operator to which the driver sends items."""
-    operator = ForEach(Stage(), spec, {"actor": context.object, "shard": None}, measure)
+def make_operator(context: ActorContext, spec: OperatorSpec, measure: bool, state: Any, use: Any = None) -> Operator:
+    """Create an operator to which the driver sends items; on a thread of the driver, with its `OperatorUse`."""
+    operator = ForEach(Stage(), spec, {"actor": context.object, "shard": None, "use": use}, measure)
     if state is not None:
         operator.restore(state)
     return operator

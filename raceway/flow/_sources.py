@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from time import perf_counter as _clock
 from time import time as _now
@@ -16,12 +17,13 @@ from raceway.flow._graph import (
     Item,
     NoItem,
     OperatorContext,
+    OperatorSpec,
     Shard,
     Source,
     StreamEnd,
     requested_parameters,
 )
-from raceway.flow._operators import Operator
+from raceway.flow._operators import Operator, Stage
 from raceway.injection import injected, injected_parameters
 
 
@@ -37,6 +39,14 @@ class SourceFunction:
         self.requested = requested_parameters(function, parallel, "number")
         self.keeps_position = keeps_position
 
+    def for_shard(self, shard: Shard) -> SourceFunction:
+        """Return the source to send to the actor of a shard."""
+        return self
+
+    def make_reader(self, spec: OperatorSpec, context: OperatorContext, measure: bool) -> SourceReader:
+        """Return the stage that reads it."""
+        return SourceReader(Stage(), spec, context, measure)
+
     def open(self, context: OperatorContext, position: int) -> Iterator[Any]:
         """Return an iterator over the items from `position` on."""
         try:
@@ -48,14 +58,23 @@ class SourceFunction:
         return items
 
 
-def deal_out(items: Sequence[Any], *, shard: Shard = injected) -> Iterable[Any]:
-    """Return a shard's part of a sequence: every n-th item."""
-    return items[shard.number :: shard.total]
+class DividedSource(SourceFunction):
+    """A source whose items the driver has, or can create: each shard is sent its own part, and no other.
+
+    Args:
+        part_of: returns the part of a shard, an iterable, or a function that returns one on the actor.
+    """
+
+    def __init__(self, part_of: Callable[[Shard], Any]) -> None:
+        super().__init__(partial(iterate, ()), parallel=True)
+        self.part_of = part_of
+
+    def for_shard(self, shard: Shard) -> SourceFunction:
+        return SourceFunction(partial(iterate, self.part_of(shard)), parallel=True)
 
 
-def own_iterable(iterables: Sequence[Any], *, shard: Shard = injected) -> Iterable[Any]:
-    """Return the iterable of a shard, after calling it if it is a function."""
-    iterable = iterables[shard.number]
+def iterate(iterable: Any) -> Iterable[Any]:
+    """Return an iterable, after calling it if it is a function."""
     return iterable() if callable(iterable) else iterable  # type: ignore[no-any-return]
 
 

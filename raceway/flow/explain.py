@@ -51,7 +51,8 @@ class Explainable:
 
         Args:
             format: `text`, `mermaid`, or `svg`.
-            analyze: run the flow, from its source. Its effects, such as training, are real.
+            analyze: run the flow, from its source. Later runs start their operators anew, but effects on what these
+                share, such as training a learner, are real.
             items: stop after this many items.
             seconds: stop after this time. The default is 100 items or 10 seconds, whichever is first.
             path: a file to write the plan to as well.

@@ -34,7 +34,7 @@ def node_lines(view: NodeView) -> list[str]:
     """Return the text of a node: a title, then lines in small type."""
     kind, _, inner = view.label.partition("(")
     first, _, rest = inner.removesuffix(")").partition(", ")
-    if kind in ("for_each", "filter", "flat_map", "combine") and inner:
+    if kind in ("for_each", "filter", "flat_map", "combine", "transform") and inner:
         queue = [part for part in rest.split(", ") if part.startswith("queue=")]
         lines = [first, " · ".join([kind, view.place, *queue])]
     elif kind in ("create", "from_range", "from_items", "from_iterators") and inner:

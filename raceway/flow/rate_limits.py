@@ -6,11 +6,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from raceway.checks import check_choice, check_positive
-from raceway.errors import ConfigError, FlowError
+from raceway.errors import INTERRUPTS, ConfigError, FlowError
 from raceway.state import Stateful
+
+ALL: Literal["*"] = "*"
+"""The weight of a branch of which all items that are ready are taken, without waiting for more."""
+Weight = float | Literal["*"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +49,8 @@ class RateLimiter(Stateful):
             if name in (limit.branch, limit.per):
                 try:
                     size = 1 if limit.size is None else limit.size(item)
+                except INTERRUPTS:
+                    raise
                 except Exception as error:
                     raise FlowError(f"the size function of {limit} raised {error!r} for {item!r}") from error
                 self.taken[index, name] = self.taken.get((index, name), 0) + size
@@ -69,8 +75,8 @@ class RateLimiter(Stateful):
 
 
 def branch_weights(
-    names: Sequence[str], weights: Sequence[float] | Mapping[str, float] | None, where: str = "union"
-) -> dict[str, float]:
+    names: Sequence[str], weights: Sequence[Weight] | Mapping[str, Weight] | None, where: str = "union"
+) -> dict[str, Weight]:
     """Return the weight of every branch, from weights by name or in the order of the branches. The default is 1.
 
     >>> branch_weights(["a", "b"], {"b": 0.5})
@@ -84,14 +90,20 @@ def branch_weights(
         by_name = dict(zip(names, weights, strict=True))
     for name, weight in by_name.items():
         check_choice(f"branch of {where}", name, names)
-        check_positive(f"the weight of branch {name!r}", weight)
+        if isinstance(weight, str) and weight != ALL:
+            raise ConfigError(
+                f"the weight of branch {name!r} must be a number above 0, or {ALL!r} for all items that are ready, not "
+                f"{weight!r}"
+            )
+        if weight != ALL:
+            check_positive(f"the weight of branch {name!r}", weight)
     return {name: by_name.get(name, 1) for name in names}
 
 
 class WeightedTurns(Stateful):
     """Takes turns by weight: a whole weight means that many turns in a row; fractions are exact over several cycles.
 
-    A branch gets its weight as credit in every cycle, and a turn costs 1.
+    A branch gets its weight as credit in every cycle, and a turn costs 1. With `*`, it has turns until it ends its own.
 
     >>> turns = WeightedTurns([2, 0.5])
     >>> order = []
@@ -104,8 +116,11 @@ class WeightedTurns(Stateful):
 
     state_attributes: ClassVar[tuple[str, ...]] = ("turn", "credits")
 
-    def __init__(self, weights: Sequence[float]) -> None:
-        self._weights = [Fraction(str(weight)) for weight in weights]  # through text, so that 0.1 is exactly a tenth
+    def __init__(self, weights: Sequence[Weight]) -> None:
+        # Through text, so that 0.1 is exactly a tenth.
+        self._weights = [Fraction(1 if weight == ALL else str(weight)) for weight in weights]
+        self.ends_own_turn = [weight == ALL for weight in weights]
+        """Whether a branch has turns until `end_turn` is called for it."""
         self.turn = 0
         self.credits = [self._weights[0], *[Fraction(0)] * (len(weights) - 1)]
 
@@ -127,4 +142,9 @@ class WeightedTurns(Stateful):
 
     def charge(self, index: int) -> None:
         """Charge a branch for the turn that it took."""
-        self.credits[index] -= 1
+        if not self.ends_own_turn[index]:
+            self.credits[index] -= 1
+
+    def end_turn(self, index: int) -> None:
+        """End the turn of a branch that has as many as it can take."""
+        self.credits[index] = Fraction(0)

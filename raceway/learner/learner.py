@@ -204,6 +204,7 @@ class Learner:
 class HasLearner:
     """Mixin for an operator with a learner: a remote learner is saved with the operator."""
 
+    shared_by_runs = True  # of a flow: they continue with the learner as it is
     learner: Learner
 
     def state(self) -> Any:

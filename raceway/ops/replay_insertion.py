@@ -39,6 +39,7 @@ class ReplayInserter:
     are counted as lost, and the shard is skipped until it is restarted.
     """
 
+    shared_by_runs = True  # of a flow: it counts the rows that the shards have
     max_waiting = 4
     """Batches that may be on their way to a shard."""
 

@@ -134,8 +134,12 @@ class ReportMetrics(Stateful):
 
     def start(self) -> None:
         """Start the clock, adding to the time that was counted before."""
-        self._last = self._clock()
+        self.start_iteration()
         self._begin = self._last - self.elapsed
+
+    def start_iteration(self) -> None:
+        """Start an iteration: saving and evaluating before it are not part of its phases."""
+        self._last = self._clock()
 
     def __call__(self, stats: TrainStats) -> dict[str, Any]:
         """Return a row of metrics."""

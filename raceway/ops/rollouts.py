@@ -17,7 +17,7 @@ from raceway.learner.learner import copy_weights
 from raceway.rl import Batch
 from raceway.rl.seeding import Purpose, derive_seed
 from raceway.rollouts.collector import Collector
-from raceway.rollouts.recovery import Recovery
+from raceway.rollouts.recovery import FailureLog, Recovery
 
 _log = logging.getLogger(__name__)
 
@@ -82,6 +82,7 @@ class RolloutWorker:
         self._policy: Policy | None = None
         self._collectors: dict[int, Collector] = {}
         self._snapshots: dict[int, Any] = {}  # of shards whose collector is not created yet
+        self._failure_log = FailureLog()
         self._weights: Weights | None = None
         self._shard_weights: Sequence[Weights] = ()
 
@@ -124,7 +125,8 @@ class RolloutWorker:
         snapshot = self._snapshots.pop(shard, None)
         # Environments that seed themselves must not start with the same episodes again.
         num_made = 0 if snapshot is None or "episode_log" in snapshot else 1 + int(max(snapshot["episode"]))
-        recovery = Recovery(settings.max_env_failures, partial(self._make_slots, shard), num_made)
+        make_slots = partial(self._make_slots, shard)
+        recovery = Recovery(settings.max_env_failures, make_slots, num_made, self._failure_log)
         slots = recovery.make_slots(lambda _: (f"worker {self.name}, shard {shard}", 0))
         if self._policy is None:
             self._policy = settings.make_policy(slots.observation_space, slots.action_space)

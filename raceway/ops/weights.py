@@ -30,6 +30,8 @@ class WeightSender:
         policy: the name of the policy, for workers that have several.
     """
 
+    shared_by_runs = True  # of a flow: it belongs to the weights that the workers have
+
     def __init__(
         self, learner: Learner, workers: Sequence[Actor], to: str = "all", every: int = 1, policy: str | None = None
     ) -> None:

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import enum
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 import numpy as np
+import torch
+
+GLOBAL_GENERATORS_LOCK = threading.RLock()
+"""Held while the global generators are in use: trainings in several threads would sample from one another's."""
 
 
 class Purpose(enum.IntEnum):
@@ -49,3 +57,23 @@ _BLOCK = 64  # like Purpose, part of every result
 def _seeds_of_block(seed: int, shard: int, slot: int, block: int) -> list[int]:
     sequence = np.random.SeedSequence(seed, spawn_key=(int(Purpose.ENVIRONMENT), shard, slot, block))
     return [int(number) for number in sequence.generate_state(_BLOCK) >> 1]
+
+
+@contextmanager
+def seeded_globally(seed: int | None) -> Iterator[None]:
+    """Seed the global generators of torch, numpy and Python, which networks and environments may use, for a while.
+
+    Args:
+        seed: the seed; with None the generators are not seeded, only restored.
+    """
+    with GLOBAL_GENERATORS_LOCK, torch.random.fork_rng(devices=[]):
+        states = random.getstate(), np.random.get_state()
+        if seed is not None:
+            random.seed(seed)
+            np.random.seed(seed)
+            torch.default_generator.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])

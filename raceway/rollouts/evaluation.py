@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from raceway.envs import UNKNOWN_SLOT, EnvSettings, Slots, SteppedSlots, has_tas
 from raceway.envs.env_vector import environment_error
 from raceway.errors import EnvironmentFailed, RacewayError
 from raceway.rl import empty, row_of, tree_map
-from raceway.rl.seeding import Purpose, derive_seed, episode_seed
+from raceway.rl.seeding import Purpose, derive_seed, episode_seed, seeded_globally
 
 Array = np.ndarray
 
@@ -91,7 +90,7 @@ def evaluate(
     check_int("num_episodes", num_episodes)
     num = min(num_episodes, _MAX_ENVS if num_envs is None else check_int("num_envs", num_envs))
     seed = derive_seed(seed, Purpose.EVALUATION)
-    with _isolated_generators(seed), _evaluation_mode(policy, None if deterministic else num) as acting:
+    with seeded_globally(seed), _evaluation_mode(policy, None if deterministic else num) as acting:
         slots = _make_slots(env, num, seed)
         try:
             if check is not None:
@@ -275,18 +274,3 @@ def _evaluation_mode(policy: Policy, num_sampled: int | None) -> Iterator[Policy
     finally:
         for module, mode in modes:
             module.training = mode
-
-
-@contextmanager
-def _isolated_generators(seed: int) -> Iterator[None]:
-    """Seed the global random generators, which environments and networks may use, and restore them afterwards."""
-    states = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        random.seed(seed)
-        np.random.seed(seed)
-        torch.default_generator.manual_seed(seed)
-        try:
-            yield
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])

@@ -13,7 +13,7 @@ import numpy as np
 from raceway.agents import Policy
 from raceway.envs.env_vector import action_converter
 from raceway.envs.multi_agent import MultiAgentSettings
-from raceway.errors import EnvironmentFailed
+from raceway.errors import INTERRUPTS, EnvironmentFailed
 from raceway.rl import Batch, empty, fill, row_of, tree_map
 from raceway.rl.seeding import Purpose, derive_seed, episode_seed
 
@@ -188,6 +188,8 @@ class MultiCollector:
                 raise EnvironmentFailed(f"a step gave {agent} a reward of {value}", slot, f"shard {self.shard}")
 
     def _failure(self, verb: str, slot: int, error: Exception) -> EnvironmentFailed:
+        if isinstance(error, INTERRUPTS):
+            raise error
         problem = f"environment {verb} raised {type(error).__name__}: {error}"
         return EnvironmentFailed(problem, slot, f"shard {self.shard}, episode {self.episode[slot]}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,25 @@ class ItemLost(EnvironmentFailed):
         return lost
 
 
+class FailureLog:
+    """Logs environment failures: the first of its kind in full, then the 10th, the 100th and so on, in one line."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        """Failures by kind: the method and the type of its exception."""
+
+    def add(self, error: EnvironmentFailed, place: str, budget: str) -> None:
+        """Count a failure that is tolerated, and log it if it is due."""
+        kind = error.problem.partition(":")[0]
+        self._counts[kind] += 1
+        count = self._counts[kind]
+        if count == 1:
+            text = "%s\n  in %s\n  The environment is rebuilt: %s\n  More are counted, and the 10th, 100th ... logged"
+            _log.warning(text, error.problem, place, budget, exc_info=_root_cause(error))
+        elif count == 10 ** (len(str(count)) - 1):
+            _log.warning("%s, for the %dth time, in %s", error.problem, count, place)
+
+
 class Recovery:
     """Rebuilds environments that fail, as long as episodes end between failures.
 
@@ -42,12 +62,17 @@ class Recovery:
         make_slots: creates all environments of a shard, if single ones cannot be rebuilt; called with the number of
             earlier calls.
         num_made: the number of calls before this object was created.
+        log: logs the failures; shards that share a log count them together.
     """
 
     def __init__(
-        self, max_failures: int = 0, make_slots: Callable[[int], Slots] | None = None, num_made: int = 0
+        self,
+        max_failures: int = 0,
+        make_slots: Callable[[int], Slots] | None = None,
+        num_made: int = 0,
+        log: FailureLog | None = None,
     ) -> None:
-        self.max_failures, self._make_slots = max_failures, make_slots
+        self.max_failures, self._make_slots, self._failure_log = max_failures, make_slots, log or FailureLog()
         self.prepare: Callable[[Slots], None] | None = None
         """Called with rebuilt environments before they are stepped."""
         self.consecutive_failures = 0
@@ -58,7 +83,7 @@ class Recovery:
         self._lost_steps: list[int] = []
 
     def record_failure(self, error: EnvironmentFailed, place: str, steps: int = 0) -> None:
-        """Count and log a failure and the steps it cost; raise it if the failure budget is exceeded."""
+        """Count a failure and the steps it cost, and log it; raise it if the failure budget is exceeded."""
         self.consecutive_failures += 1
         budget = (
             f"failure {self.consecutive_failures} in a row with no episode ended in between "
@@ -69,8 +94,7 @@ class Recovery:
             cause = error.__cause__ if isinstance(error, ItemLost) else error
             raise EnvironmentFailed(error.problem, error.slot, where) from cause
         self._lost_steps.append(steps)
-        text = "%s\n  in %s\n  The environment is rebuilt: %s"
-        _log.warning(text, error.problem, place, budget, exc_info=_root_cause(error))
+        self._failure_log.add(error, place, budget)
 
     def take_lost_episodes(self) -> Batch:
         """Return the column `episode_lost`: the steps of each episode dropped since the last call."""

@@ -12,12 +12,23 @@ from typing import Any
 
 from raceway.deprecations import warn_renamed
 from raceway.runner._future import ServiceFuture
+from raceway.runner._history import CallRecord
 from raceway.runner._objects import Deserializer, ObjectRef
 from raceway.runner._open_runners import find_object_owner
-from raceway.runner._runner import Runner, Service
+from raceway.runner._runner import Runner
+from raceway.runner._service import Service
 from raceway.runner._worker_backend import WorkerBackend
 
-__all__ = ["ObjectRef", "Runner", "Service", "ServiceFuture", "get_object", "patch_object", "update_object"]
+__all__ = [
+    "CallRecord",
+    "ObjectRef",
+    "Runner",
+    "Service",
+    "ServiceFuture",
+    "get_object",
+    "patch_object",
+    "update_object",
+]
 
 
 def __getattr__(name: str) -> Any:

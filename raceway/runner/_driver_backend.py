@@ -6,20 +6,20 @@ import functools
 import inspect
 import itertools
 import uuid
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from raceway.engine.base import Actor, Engine, Future, Ref, Resources, encode
 from raceway.errors import ConfigError, EngineClosed, ForeignReference, WaitTimeout
-from raceway.runner._deadlock import check_deadlock
+from raceway.runner._blocked_workers import BlockedWorkers
 from raceway.runner._future import ServiceFuture
+from raceway.runner._history import CallHistory, CallRecord
 from raceway.runner._object_store import ObjectStore
 from raceway.runner._objects import ObjectRef
 from raceway.runner._open_runners import open_backends
 from raceway.runner._pool import WorkerPool, first_error
 from raceway.runner._request_handlers import answer_request
-from raceway.runner._wait_condition import WaitCondition
+from raceway.runner._wait_condition import Selection, Wait, WaitCondition
 
 
 def return_target(target: Any) -> Any:
@@ -35,13 +35,17 @@ class DriverBackend:
         name: name of the Runner.
         workers: workers of each service that does not set their number; by default the engine's capacity.
         owns_engine: whether `close` closes the engine, too.
+        session: name of the session; by default the Runner's name and a random number.
+        history: number of calls to record.
     """
 
-    def __init__(self, engine: Engine, name: str, workers: int | None, owns_engine: bool) -> None:
+    def __init__(
+        self, engine: Engine, name: str, workers: int | None, owns_engine: bool, session: str | None, history: int
+    ) -> None:
         self.engine = engine
         self.name = name
         self.workers = workers
-        self.run_id = f"{name}-{uuid.uuid4().hex[:8]}"
+        self.run_id = session or f"{name}-{uuid.uuid4().hex[:8]}"
         self.table = engine.handles
         self.closed = False
         self.futures: dict[int, ServiceFuture[Any]] = {}
@@ -49,8 +53,10 @@ class DriverBackend:
         self.objects = ObjectStore(self)
         self.services: dict[int, WorkerPool] = {}
         self.pools: dict[Actor, WorkerPool] = {}
-        self.blocked_workers: dict[Actor, list[ServiceFuture[Any]]] = {}
-        """Workers that wait in a nested call, and the futures that must all be done for it (empty if some suffice)."""
+        self.blocked_workers = BlockedWorkers(self)
+        self.selections: dict[int, Selection] = {}
+        """The selections that workers iterate over, by the id of their handle."""
+        self._history = CallHistory(history) if history else None
         self._owns_engine = owns_engine
         self._service_ids = itertools.count(1)
         open_backends[self.run_id] = self
@@ -74,9 +80,13 @@ class DriverBackend:
         scales = (not stateful) if autoscale is None else autoscale
         needs = Resources.of(resources)
         self.engine.check_resources(needs)
-        if workers is not None and not scales and workers != 1:
-            raise ConfigError(f"workers={workers} needs autoscale=True: without it a service has one worker")
-        size = workers or self.workers or max(1, int(self.engine.capacity / (needs.cpus or 1))) if scales else 1
+        if not scales:
+            for option, number in (("workers", workers), ("warmup", warmup)):
+                if number is not None and number > 1:
+                    raise ConfigError(f"{option}={number} needs autoscale=True: without it a service has one worker")
+        if workers is not None and warmup > workers:
+            raise ConfigError(f"warmup={warmup} exceeds the {workers} workers that the service may have")
+        size = workers or max(self.workers or int(self.engine.capacity / (needs.cpus or 1)), warmup, 1) if scales else 1
         name = _service_name(target)
         factory, args = (target, ()) if inspect.isclass(target) else (return_target, (target,))
         encode((factory, args))  # raises here, not at the first call, if the target cannot be sent to workers
@@ -86,7 +96,7 @@ class DriverBackend:
         with self.engine.lock:
             id = next(self._service_ids)
             self.services[id] = pool
-            started = [pool.start_worker() for _ in range(min(warmup, size))]
+            started = [pool.start_worker() for _ in range(warmup)]
         self.engine.wait([worker.ready for worker in started])
         error = first_error(started)
         if error is not None:
@@ -113,6 +123,8 @@ class DriverBackend:
         future.pool = pool
         message = self.engine.message(method, args, kwargs)
         with self.engine.lock:
+            if self._history is not None:
+                self._history.add(pool.name, future)
             pool.submit(message, future)
         self.engine.flush()
         return future
@@ -142,10 +154,14 @@ class DriverBackend:
     def _fill(self, ref: Ref, future: ServiceFuture[Any], dependency: Future[Any]) -> None:
         """Store the result of a dependency that is done for the call that needs it, or fail the call too."""
         with self.engine.lock:
-            try:
-                self.engine.fill(ref, dependency.payload() or encode(dependency.result()))
-            except Exception as error:  # of the dependency, or there is no memory for its result
-                future.fail(error)
+            failure = dependency.exception()  # not raised: its traceback would keep the reference
+            if failure is not None:
+                future.fail(failure)
+            else:
+                try:
+                    self.engine.fill(ref, dependency.payload() or encode(dependency.result()))
+                except Exception as error:  # there is no memory for it
+                    future.fail(error)
             future.dependencies.remove(dependency)
             if future.pool is not None:
                 future.pool.dispatch_queued()
@@ -158,14 +174,14 @@ class DriverBackend:
         """Block until `count` (default: all) futures are done; return the done and the pending ones."""
         self.check_futures(futures)
         try:
-            self._block(futures, WaitCondition(futures, count), timeout)
+            self._block(WaitCondition(futures, count), timeout)
         except WaitTimeout:
             pass
         return [f for f in futures if f.done()], [f for f in futures if not f.done()]
 
     def wait_for(self, futures: Sequence[ServiceFuture[Any]], timeout: float | None) -> None:
         """Block until all futures are done, or raise WaitTimeout."""
-        self._block(futures, WaitCondition(futures), timeout)
+        self._block(WaitCondition(futures), timeout)
 
     def get(self, futures: ServiceFuture[Any] | Sequence[ServiceFuture[Any]], timeout: float | None) -> Any:
         """Return the result of a future, or of each in order; raise the first failure as soon as it is known."""
@@ -174,46 +190,52 @@ class DriverBackend:
             return futures.get(timeout)
         self.check_futures(futures)
         condition = WaitCondition(futures, or_failure=True)
-        self._block(futures, condition, timeout)
+        self._block(condition, timeout)
         return condition.results()
 
     def select(self, futures: Sequence[ServiceFuture[Any]], timeout: float | None) -> Iterator[ServiceFuture[Any]]:
         """Yield the futures in the order of their completion."""
         self.check_futures(futures)
-        done: deque[Any] = deque()
-        for future in futures:
-            future.add_done_callback(done.append)
-        for _ in futures:
-            with self.engine.lock:  # so that no future is done between the two checks
-                pending = [] if done else [future for future in futures if not future.done()]
-            if pending:
-                self._block(pending, WaitCondition(pending, 1), timeout)
-            yield done.popleft()
+        selection = Selection(futures)
+        try:
+            for _ in futures:
+                self._block(selection, timeout)
+                yield futures[selection.done.popleft()]
+        finally:
+            selection.close()
 
-    def _block(self, futures: Sequence[ServiceFuture[Any]], condition: WaitCondition, timeout: float | None) -> None:
-        if condition.is_met():
+    def close_selection(self, id: int) -> None:
+        """Remove a selection that its worker has dropped."""
+        selection = self.selections.pop(id, None)
+        if selection is not None:
+            selection.close()
+
+    def _block(self, wait: Wait, timeout: float | None) -> None:
+        if wait.is_met():
+            wait.end()
             return
         worker = self.engine.running_actor()
-        if worker is not None:
-            self.add_blocked(worker, futures, condition)
         try:
-            self.engine.flush()
-            self.engine.block(condition.is_met, timeout)
-        finally:
-            condition.remove_callbacks()
             if worker is not None:
-                self.blocked_workers.pop(worker, None)
+                with self.engine.lock:
+                    self.blocked_workers.add(worker, wait)
+            self.engine.flush()
+            self.engine.block(wait.is_met, timeout)
+        finally:
+            with self.engine.lock:
+                if worker is None:
+                    wait.end()
+                else:
+                    self.blocked_workers.remove(worker, wait)
 
-    def add_blocked(self, worker: Actor, futures: Sequence[ServiceFuture[Any]], condition: WaitCondition) -> None:
-        """Record that a worker waits, so that others are started in its place. Called without the lock."""
+    # The history, validation and closing.
+
+    def history(self) -> list[CallRecord]:
+        """Return the latest calls."""
+        if self._history is None:
+            raise ConfigError(f"the Runner {self.name!r} records no calls: open it with Runner(..., history=1000)")
         with self.engine.lock:
-            if condition.needs_all:
-                check_deadlock(self, worker, futures)
-            self.blocked_workers[worker] = list(futures) if condition.needs_all else []
-            for pool in self.services.values():
-                pool.dispatch_queued()
-
-    # Validation and closing.
+            return self._history.records()
 
     def check_open(self) -> None:
         """Raise EngineClosed if the Runner is closed."""
@@ -244,8 +266,8 @@ class DriverBackend:
                     pool.close(error)
         if self._owns_engine:
             self.engine.close()
-        self.objects.stored.clear()
-        self.futures.clear()
+        for registry in (self.objects.stored, self.futures, self.selections, self.blocked_workers.waits, self.pools):
+            registry.clear()
         open_backends.pop(self.run_id, None)
 
 

@@ -9,6 +9,7 @@ from raceway.runner._open_runners import find_future
 
 if TYPE_CHECKING:
     from raceway.runner._driver_backend import DriverBackend
+    from raceway.runner._objects import ObjectRef
     from raceway.runner._pool import WorkerPool
 
 T = TypeVar("T")
@@ -21,7 +22,7 @@ class ServiceFuture(Future[T]):
     container it arrives as a future that the worker can wait for.
     """
 
-    __slots__ = ("_id", "backend", "dependencies", "pool")
+    __slots__ = ("_id", "_ref", "backend", "dependencies", "pool")
 
     def __init__(self, backend: DriverBackend, method: str, timeout: float | None = None) -> None:
         super().__init__(backend.engine, None, method, timeout)
@@ -30,6 +31,7 @@ class ServiceFuture(Future[T]):
         self.dependencies: list[Future[Any]] = []
         """Futures among the arguments that are not done yet."""
         self._id: int | None = None
+        self._ref: ObjectRef | None = None
 
     def get(self, timeout: float | None = None) -> T:
         """Wait for the result and return it, or raise the call's exception.
@@ -52,6 +54,20 @@ class ServiceFuture(Future[T]):
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the call is done; return whether it is."""
         return bool(self.backend.wait([self], None, timeout)[0])
+
+    def ref(self, timeout: float | None = None) -> ObjectRef:
+        """Wait for the result, and return a reference to it as an object of the Runner: the same one each time.
+
+        The object is independent of the future: it can be replaced and appended to, and named by its text.
+
+        Raises:
+            WaitTimeout: the call is not done after `timeout` seconds. It continues.
+        """
+        if not self.done():
+            self.backend.wait_for([self], timeout)
+        if self._ref is None:
+            self._ref = self.backend.objects.create_from_result(self)
+        return self._ref
 
     def __reduce__(self) -> Any:
         # Another process gets a reference; the driver keeps the future as long as any process holds one.
@@ -82,6 +98,10 @@ class RemoteServiceFuture(Handle):
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the call is done; return whether it is."""
         return bool(_worker_backend().wait([self], None, timeout)[0])
+
+    def ref(self, timeout: float | None = None) -> ObjectRef:
+        """Wait for the result, and return a reference to it as an object of the Runner."""
+        return _worker_backend().ref(self, timeout)  # type: ignore[no-any-return]
 
     def done(self) -> bool:
         """Whether the call has a result or has failed."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
-from raceway.engine.base import Ref
+from raceway.engine.base import Ref, encode
 from raceway.errors import ForeignReference, ObjectFreed
 from raceway.runner._objects import (
     CachedObject,
@@ -18,6 +19,7 @@ from raceway.runner._open_runners import open_backends
 
 if TYPE_CHECKING:
     from raceway.runner._driver_backend import DriverBackend
+    from raceway.runner._future import ServiceFuture
 
 
 class ObjectStore:
@@ -46,6 +48,21 @@ class ObjectStore:
             ref = ObjectRef(self._table, self._table.new_id(self._free))
             self.stored[ref.id] = StoredObject(base, max_size)
             return ref
+
+    def create_from_result(self, future: ServiceFuture[Any]) -> ObjectRef:
+        """Create an object from the result of a future that is done, or raise its exception."""
+        with self._engine.lock:
+            self._backend.check_open()
+            payload = future.payload()
+            base = self._engine.store(payload if payload is not None else encode(future.result()))
+            return self.create(base, math.inf)
+
+    def rebuild(self, id: int) -> ObjectRef:
+        """Return a reference to the object with this id, or raise ObjectFreed."""
+        with self._engine.lock:
+            if id not in self.stored:
+                raise ObjectFreed(f"the Runner {self._backend.name!r} has no object {id}, or it has been freed")
+            return ObjectRef(self._table, id)
 
     def _free(self, id: int) -> None:
         self.stored.pop(id, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,6 +11,9 @@ from typing import Any, Protocol
 
 from raceway.engine.base import Handle, Ref
 from raceway.errors import ConfigError
+
+_PREFIX = "raceway-object:"
+_TEXT = re.compile(_PREFIX + r"(?P<uid>[a-z]+-\d+-[0-9a-f]+):(?P<id>\d+)")
 
 Deserializer = Callable[[Any, list[Any]], Any]
 ObjectDelta = tuple[int, Ref | None, int, list[Ref]]
@@ -19,10 +23,39 @@ ObjectDelta = tuple[int, Ref | None, int, list[Ref]]
 class ObjectRef(Handle):
     """A reference to an object, whose latest state each read returns.
 
-    The object lives as long as any process holds a reference.
+    The object lives as long as any process holds a reference. `str(ref)` is a text that names the object, for a log, a
+    file or another program of the run; it does not keep the object alive.
+
+    >>> from raceway.runner import Runner
+    >>> with Runner("texts", engine="inline") as rr:
+    ...     ref = rr.put_object([1, 2])
+    ...     rr.get_object(ObjectRef.from_text(str(ref)))
+    [1, 2]
     """
 
     __slots__ = ()
+
+    @classmethod
+    def from_text(cls, text: str) -> ObjectRef:
+        """Return the reference whose `str` is `text`, in the process that opened the Runner or in one of its workers.
+
+        Raises:
+            ConfigError: it is not the text of a reference.
+            ObjectFreed: the object was freed.
+            EngineClosed: its Runner was closed.
+            ForeignReference: it belongs to a run that this process is not a part of.
+        """
+        match = _TEXT.fullmatch(text) if isinstance(text, str) else None
+        if match is None:
+            raise ConfigError(
+                f"expected the text of an ObjectRef, such as '{_PREFIX}process-4711-0a1b2c3d:7', not {text!r}"
+            )
+        from raceway.runner._worker_backend import rebuild_object_ref
+
+        return rebuild_object_ref(match["uid"], int(match["id"]))
+
+    def __str__(self) -> str:
+        return f"{_PREFIX}{self.table.uid}:{self.id}"
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
@@ -20,7 +21,8 @@ _MAX_QUEUED_MICROS = 1000
 """Work that may be queued at a worker: enough that a worker with tiny calls never waits for the driver, and little
 enough that a call never waits long behind another while a second worker is idle."""
 _MAX_QUEUED_CALLS = 64
-_MAX_START_ATTEMPTS = 3  # for a worker that is killed while it starts; an exception of its constructor is final
+_MAX_START_ATTEMPTS = 3  # in a row, for workers that are killed while they start; a constructor's exception is final
+_START_PAUSE_SECONDS = 5.0  # after that, before the service starts more workers beside those that run
 
 
 class WorkerPool:
@@ -61,8 +63,10 @@ class WorkerPool:
         self._args = args
         self._resources = resources
         self._queue: deque[tuple[Message, ServiceFuture[Any]]] = deque()
+        self._all_busy = False  # calls are queued, and no further one can be sent before one is done
         self._num_started = 0
-        self._num_failed_starts = 0
+        self._num_failed_starts = 0  # since a worker was ready
+        self._no_start_before = -math.inf
         self._max_worker_calls = 1
         self._slowest_micros = 0.0
 
@@ -75,7 +79,8 @@ class WorkerPool:
             return
         future.cancel_hook = self._can_cancel
         self._queue.append((message, future))
-        self.dispatch_queued()
+        if not self._all_busy:
+            self.dispatch_queued()
 
     @staticmethod
     def _can_cancel(future: Future[Any]) -> bool:
@@ -98,10 +103,17 @@ class WorkerPool:
             self._on_calls_returned(actor, [])
         else:
             self.workers.append(actor)
+            actor.ready.add_done_callback(self._on_ready)
         return actor
+
+    def _on_ready(self, ready: Future[bool]) -> None:
+        if ready.exception() is None:
+            self._num_failed_starts = 0
+            self._no_start_before = -math.inf
 
     def dispatch_queued(self) -> None:
         """Send queued calls to workers, as many as can run now."""
+        self._all_busy = False
         queue = self._queue
         while queue and self.error is None:
             message, future = queue[0]
@@ -115,10 +127,11 @@ class WorkerPool:
             try:
                 worker = self._choose_worker()
             except (RacewayError, OSError) as error:  # no resources for another worker
-                if not self.workers:
+                if not self._has_running_worker():
                     self._fail_queued(error)
-                return  # the existing workers will run the call later
+                return  # the running workers will take the call later
             if worker is None:
+                self._all_busy = bool(self._queue)
                 return
             queue.popleft()
             self.backend.engine.dispatch(worker, message, future)
@@ -134,7 +147,7 @@ class WorkerPool:
     def _choose_worker(self) -> Actor | None:
         """Return the worker with the fewest calls, or a new one if the pool may grow, or None if all are busy."""
         best, fewest, num_running = None, self._max_worker_calls, 0
-        blocked, can_start_call = self.backend.blocked_workers, self.backend.engine.can_start_call
+        blocked, can_start_call = self.backend.blocked_workers.waits, self.backend.engine.can_start_call
         for worker in self.workers:
             if worker in blocked or not can_start_call(worker):
                 continue
@@ -145,13 +158,18 @@ class WorkerPool:
                 if not num_calls:
                     return worker
         if self.ordered:
-            if not self.workers and self._num_started == 0:
+            if not self.workers:
                 self.start_worker()
             return self.workers[0] if self.workers and len(self.workers[0].calls) < self._max_worker_calls else None
-        if num_running < self.size:
+        if num_running < self.size and (not num_running or self.backend.engine.clock() >= self._no_start_before):
             started = self.start_worker()
             return started if started.error is None else None
         return best
+
+    def _has_running_worker(self) -> bool:
+        """Return whether a worker runs, or starts, that is not blocked: calls that cannot be sent now can be later."""
+        blocked, can_start_call = self.backend.blocked_workers.waits, self.backend.engine.can_start_call
+        return any(worker not in blocked and can_start_call(worker) for worker in self.workers)
 
     def _on_call_done(self, worker: Actor) -> None:
         """Adapt the number of calls per worker to the duration of a finished call, and send more."""
@@ -175,24 +193,33 @@ class WorkerPool:
         if worker in self.workers:
             self.workers.remove(worker)
         self.backend.pools.pop(worker, None)
-        self.backend.blocked_workers.pop(worker, None)
+        self.backend.blocked_workers.remove_worker(worker)
         if isinstance(error, ActorStartError):
             self._num_failed_starts += 1
             if error.__cause__ is not None or self._num_failed_starts >= _MAX_START_ATTEMPTS:
-                self._num_failed_starts = 0
-                self._fail_queued(error)
+                self._stop_starting(error)
         elif self.ordered:
             self.error = ActorDied(f"the state of service {self.name!r} was lost: {error}", worker.name)
             self.error.__cause__ = error
             self._fail_queued(self.error)
         else:
-            self._num_failed_starts = 0
             _log.warning("a worker of service %r died and is replaced: %s", self.name, error)
+
+    def _stop_starting(self, error: BaseException) -> None:
+        """Leave the queued calls to the workers that run, for a while, or fail them if there are none."""
+        self._num_failed_starts = 0
+        if self._has_running_worker():
+            self._no_start_before = self.backend.engine.clock() + _START_PAUSE_SECONDS
+            self.backend.engine.call_at(self._no_start_before, self.dispatch_queued)
+            _log.warning("a worker of service %r could not start; others continue: %s", self.name, error)
+        else:
+            self._fail_queued(error)
 
     def _fail_queued(self, error: BaseException) -> None:
         if self.ordered:
             self.error = self.error or error
         queue, self._queue = self._queue, deque()
+        self._all_busy = False
         for _, future in queue:
             future.fail(error)
 
@@ -207,6 +234,9 @@ class WorkerPool:
         for worker in self.workers:
             worker.on_calls_returned = worker.on_call_done = None
             self.backend.pools.pop(worker, None)
+            self.backend.blocked_workers.remove_worker(worker)
+            for future, _ in list(worker.calls.values()):
+                future.fail(error)  # or it would fail because its worker was killed, which says less
             self.backend.engine.kill(worker)
         self.workers = []
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from raceway.engine.base import Actor
+from raceway.engine.base import Actor, Future, Handle
 from raceway.errors import EngineClosed, ForeignReference, WaitTimeout
 from raceway.runner._future import ServiceFuture
 from raceway.runner._objects import ObjectRef
 from raceway.runner._open_runners import open_backends
-from raceway.runner._wait_condition import WaitCondition
+from raceway.runner._wait_condition import Selection, Wait, WaitCondition, check_count
 
 if TYPE_CHECKING:
     from raceway.runner._driver_backend import DriverBackend
@@ -28,46 +28,66 @@ def answer_request(worker: Actor, request: tuple[str, str, tuple[Any, ...]]) -> 
 
 
 def _answer_later(
-    backend: DriverBackend,
-    worker: Actor,
-    futures: list[ServiceFuture[Any]],
-    count: int | None,
-    timeout: float | None,
-    make_answer: Callable[[WaitCondition], Any],
-    or_failure: bool,
-) -> Any:
-    """Return a future of `make_answer(condition)`, called when `count` futures are done or the timeout has passed."""
-    backend.check_futures(futures)
-    condition = WaitCondition(futures, count, or_failure)
-    if condition.is_met():
-        return make_answer(condition)
+    backend: DriverBackend, worker: Actor, wait: Wait, timeout: float | None, give_answer: Callable[[Future[Any]], None]
+) -> Future[Any]:
+    """Return the future of an answer, which `give_answer` completes when the wait is over or the timeout has passed."""
     answer = backend.engine.create_future()
-    backend.add_blocked(worker, futures, condition)
 
     def complete() -> None:
-        if answer.done():
-            return
-        backend.blocked_workers.pop(worker, None)
+        backend.blocked_workers.remove(worker, wait)
         try:
-            answer.set_result(make_answer(condition))
+            give_answer(answer)
         except Exception as error:
             answer.fail(error)
+
+    def complete_and_notify() -> None:
+        complete()
         backend.engine.notify_waiters()
 
-    for future in futures:
-        future.add_done_callback(lambda _: complete() if condition.is_met() else None)
-    if timeout is not None:
-        backend.engine.call_at(backend.engine.clock() + timeout, complete)
+    if wait.is_met():
+        complete()
+        return answer
+    wait.on_met = complete_and_notify
+    backend.blocked_workers.add(worker, wait)
+    if timeout is not None and not answer.done():
+        backend.blocked_workers.timeouts.add(wait, timeout, complete_and_notify)
     return answer
 
 
-def _get(backend: DriverBackend, worker: Actor, futures: list[ServiceFuture[Any]], timeout: float | None) -> Any:
-    def results(condition: WaitCondition) -> list[Any]:
+def _get(
+    backend: DriverBackend, worker: Actor, futures: list[ServiceFuture[Any]], timeout: float | None
+) -> Future[Any]:
+    backend.check_futures(futures)
+    condition = WaitCondition(futures, or_failure=True)
+
+    def give_results(answer: Future[Any]) -> None:
         if not condition.is_met():
             raise WaitTimeout(f"the futures are not done after {timeout:g} s; their calls continue")
-        return condition.results()
+        if condition.first_failure() is None:
+            for future in futures:
+                future.decode()  # which may fail
+        # Not raised: a traceback would keep this request, which refers to the futures, as long as they keep the error.
+        failure = condition.first_failure()
+        if failure is None:
+            answer.set_result(condition.results())
+        else:
+            answer.fail(failure)
 
-    return _answer_later(backend, worker, futures, None, timeout, results, or_failure=True)
+    return _answer_later(backend, worker, condition, timeout, give_results)
+
+
+def _ref(backend: DriverBackend, worker: Actor, future: ServiceFuture[Any], timeout: float | None) -> Future[Any]:
+    backend.check_futures([future])
+    condition = WaitCondition([future])
+
+    def give_ref(answer: Future[Any]) -> None:
+        failure = condition.first_failure()  # not raised, for the same reason
+        if failure is not None:
+            answer.fail(failure)
+        else:
+            answer.set_result(future.ref(0))
+
+    return _answer_later(backend, worker, condition, timeout, give_ref)
 
 
 def _wait(
@@ -77,12 +97,33 @@ def _wait(
     count: int | None,
     timeout: float | None,
 ) -> Any:
-    def are_done(_: WaitCondition) -> list[bool]:
+    def are_done() -> list[bool]:
         return [future.done() for future in futures]
 
+    backend.check_futures(futures)
     if timeout == 0:
-        return are_done(WaitCondition(futures, count))
-    return _answer_later(backend, worker, futures, count, timeout, are_done, or_failure=False)
+        check_count(futures, count)
+        return are_done()
+    return _answer_later(
+        backend, worker, WaitCondition(futures, count), timeout, lambda answer: answer.set_result(are_done())
+    )
+
+
+def _select(backend: DriverBackend, worker: Actor, futures: list[ServiceFuture[Any]], timeout: float | None) -> Any:
+    """Answer with a handle of a new selection, and the indices of the futures that are done first."""
+    backend.check_futures(futures)
+    selection = Selection(futures)
+    handle = Handle(backend.table, backend.table.new_id(backend.close_selection))
+    backend.selections[handle.id] = selection
+    return _answer_later(
+        backend, worker, selection, timeout, lambda answer: answer.set_result((handle, selection.take()))
+    )
+
+
+def _select_next(backend: DriverBackend, worker: Actor, handle: Handle, timeout: float | None) -> Any:
+    """Answer with the indices of the futures of a selection that are done next."""
+    selection = backend.selections[handle.id]
+    return _answer_later(backend, worker, selection, timeout, lambda answer: answer.set_result(selection.take()))
 
 
 def _read_object(backend: DriverBackend, worker: Actor, ref: ObjectRef, epoch: int, num_seen: int) -> Any:
@@ -96,7 +137,13 @@ HANDLERS: dict[str, Callable[..., Any]] = {
     "submit": lambda backend, worker, *call: [backend.submit(*call)],
     "get": _get,
     "wait": _wait,
+    "select": _select,
+    "select_next": _select_next,
+    "ref": _ref,
     "cancel": lambda backend, worker, future: future.cancel(),
+    "session": lambda backend, worker: (backend.run_id, backend.name),
+    "history": lambda backend, worker: backend.history(),
+    "rebuild_object_ref": lambda backend, worker, id: backend.objects.rebuild(id),
     "create_object": lambda backend, worker, *args: backend.objects.create(*args),
     "read_object": _read_object,
     "update_object": lambda backend, worker, ref, base: backend.objects.update(ref, base),

@@ -1,65 +1,21 @@
-"""The Runner and its services: functions, classes and objects of a program, run by workers."""
+"""The Runner: it opens an engine, and creates services and objects."""
 
 from __future__ import annotations
 
-import difflib
-import functools
-import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from raceway.checks import check_positive, unknown_name
+from raceway.checks import check_int, check_positive, unknown_name
 from raceway.engine import make_engine
 from raceway.engine.base import Engine
 from raceway.errors import ConfigError
 from raceway.runner._driver_backend import DriverBackend
 from raceway.runner._future import RemoteServiceFuture, ServiceFuture
+from raceway.runner._history import CallRecord
 from raceway.runner._objects import Deserializer, ObjectRef, compact
-from raceway.runner._open_runners import find_backend
-from raceway.runner._worker_backend import WorkerBackend
-
-
-class Service:
-    """A handle that is called like the function or object it was created from, and returns futures."""
-
-    def __init__(self, backend: Any, id: int, name: str, methods: frozenset[str]) -> None:
-        self._backend = backend
-        self._id = id
-        self._name = name
-        self._methods = methods
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function, or the object itself."""
-        if "__call__" not in self._methods:
-            raise TypeError(f"service {self._name!r} is not callable. Call one of its methods: {self._method_list()}.")
-        return self._backend.submit(self._id, "__call__", args, kwargs)
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name.startswith("_") or name not in self._methods:
-            close = difflib.get_close_matches(name, self._methods, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else f" It has: {self._method_list()}."
-            raise AttributeError(f"service {self._name!r} has no method {name!r}.{hint}")
-        backend, id = self._backend, self._id
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return backend.submit(id, name, args, kwargs)
-
-        call.__name__ = name
-        return call
-
-    def _method_list(self) -> str:
-        return ", ".join(sorted(name for name in self._methods if not name.startswith("_"))) or "none"
-
-    def close(self) -> None:
-        """End the service's workers. Closing the Runner ends those of all services."""
-        self._backend.close_service(self._id)
-
-    def __repr__(self) -> str:
-        return f"<Service {self._name!r} of {self._backend.name!r}>"
-
-    def __reduce__(self) -> Any:
-        return _rebuild_service, (self._backend.run_id, self._backend.name, self._id, self._name, self._methods)
+from raceway.runner._service import Service, backend_of, callable_names
+from raceway.runner._sessions import find_session, opening
 
 
 class Runner:
@@ -75,27 +31,60 @@ class Runner:
         engine: "inline", "process", "ray", or an existing engine, which `close` leaves open; by default the engine that
             the environment variable RACEWAY_ENGINE names, else "process".
         workers: default number of workers of a service; if None, as many as the engine has capacity for.
+        session: name of the session. If it is open already, in this process or as the session that this process is a
+            worker of, the Runner joins it: it shares services and objects, and closing it leaves the session open. By
+            default a new session, with a name of its own.
+        fail_if_exists: raise ConfigError instead if the session (without one: a Runner of this name) is open.
+        history: number of calls to record, for `Runner.history`.
         options: options of the engine.
     """
 
     def __init__(
-        self, name: str, engine: str | Engine | None = None, workers: int | None = None, **options: Any
+        self,
+        name: str,
+        engine: str | Engine | None = None,
+        workers: int | None = None,
+        *,
+        session: str | None = None,
+        fail_if_exists: bool = False,
+        history: int = 0,
+        **options: Any,
     ) -> None:
         if not isinstance(name, str) or not name:
             raise ConfigError(f"a Runner needs a name, not {name!r}")
         _check_count("workers", workers)
-        self._backend: Any
-        if isinstance(engine, Engine):
-            if options:
-                raise ConfigError(f"options {sorted(options)} cannot be set on an existing engine")
-            self._backend = DriverBackend(engine, name, workers, owns_engine=False)
-        else:
-            self._backend = DriverBackend(make_engine(engine, **options), name, workers, owns_engine=True)
+        check_int("history", history, minimum=0)
+        with opening:
+            self._backend: Any = find_session(name, session, fail_if_exists)
+            self._opened_session = self._backend is None
+            if self._backend is None:
+                self._backend = _open_session(name, engine, workers, session, history, options)
+            elif engine is not None or workers is not None or history or options:
+                raise ConfigError(
+                    f"the session {session!r} is open already. Its engine, workers and history cannot be set again."
+                )
 
     @property
     def name(self) -> str:
         """The name of the Runner."""
         return str(self._backend.name)
+
+    @property
+    def session(self) -> str:
+        """The name of the session, different from that of any other open Runner."""
+        return str(self._backend.run_id)
+
+    def history(self) -> list[CallRecord]:
+        """Return the latest calls, the oldest first, if the Runner was opened with `history=`.
+
+        >>> with Runner("squares", engine="inline", history=2) as rr:
+        ...     square = rr.service(lambda x: x * x)
+        ...     _ = rr.get([square(n) for n in range(4)])
+        ...     [(call.number, call.state) for call in rr.history()]
+        [(3, 'done'), (4, 'done')]
+        """
+        records: list[CallRecord] = self._backend.history()
+        return records
 
     def service(
         self,
@@ -114,10 +103,12 @@ class Runner:
             target: what the workers run. A class is instantiated without arguments in each worker. An instance keeps
                 its state in one worker, or with autoscale in several, each with its own state.
             autoscale: whether the service may have several workers.
-            warmup: number of workers to start now and wait for. The others start when they are needed.
+            warmup: number of workers to start now and wait for. The others start when they are needed. A service that
+                sets no `workers` has at least this many.
             workers: the maximum number of workers that run at the same time.
             resources: resources of each worker, such as ``{"cpus": 0.5}``.
-            deadline: seconds that a call may run before its worker is killed.
+            deadline: seconds that a call may run before its worker is killed, without the time in which it waits for
+                nested calls.
             options: rejected with an error that suggests the option with the closest name.
         """
         for option in options:
@@ -132,7 +123,7 @@ class Runner:
         id, name = self._backend.create_service(
             target, autoscale=autoscale, warmup=warmup, workers=workers, resources=resources, deadline=deadline
         )
-        return Service(self._backend, id, name, _callable_names(target))
+        return Service(self._backend, id, name, callable_names(target))
 
     def get(self, futures: Any, timeout: float | None = None) -> Any:
         """Return the result of a future, or the results of a list of futures, in its order.
@@ -153,6 +144,14 @@ class Runner:
     def select(self, futures: Sequence[Any], timeout: float | None = None) -> Iterator[Any]:
         """Yield the futures in the order of their completion. `timeout` bounds the wait for each."""
         yield from self._backend.select(_as_list(futures), timeout)
+
+    def ref(self, futures: Any, timeout: float | None = None) -> Any:
+        """Wait, and return a reference to the result of a future, or to the result of each of a list of futures."""
+        if isinstance(futures, (ServiceFuture, RemoteServiceFuture)):
+            return futures.ref(timeout)
+        futures = list(futures)
+        self.wait(futures, timeout=timeout)
+        return [future.ref(0) for future in futures]
 
     def put_object(self, value: Any, max_size: float = math.inf) -> ObjectRef:
         """Store a value once for all readers. As an argument of a call the reference arrives as the value.
@@ -192,8 +191,9 @@ class Runner:
         return compact(self._backend.objects, ref, deserializer)
 
     def close(self) -> None:
-        """End all services. Calls that are not done fail with EngineClosed."""
-        self._backend.close()
+        """End all services. Calls that are not done fail with EngineClosed. A session that was joined stays open."""
+        if self._opened_session:
+            self._backend.close()
 
     def __enter__(self) -> Runner:
         return self
@@ -208,6 +208,21 @@ class Runner:
         return _rebuild_runner, (self._backend.run_id, self._backend.name)
 
 
+def _open_session(
+    name: str,
+    engine: str | Engine | None,
+    workers: int | None,
+    session: str | None,
+    history: int,
+    options: Mapping[str, Any],
+) -> DriverBackend:
+    if not isinstance(engine, Engine):
+        return DriverBackend(make_engine(engine, **options), name, workers, True, session, history)
+    if options:
+        raise ConfigError(f"options {sorted(options)} cannot be set on an existing engine")
+    return DriverBackend(engine, name, workers, False, session, history)
+
+
 def _check_count(name: str, value: int | None) -> None:
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
         raise ConfigError(f"{name} must be a whole number from 1, not {value!r}")
@@ -217,28 +232,8 @@ def _as_list(futures: Any) -> list[Any]:
     return [futures] if isinstance(futures, (ServiceFuture, RemoteServiceFuture)) else list(futures)
 
 
-def _callable_names(target: Any) -> frozenset[str]:
-    """Return the names that can be called: public methods, and `__call__` if the worker's object is callable."""
-    if inspect.isroutine(target) or isinstance(target, functools.partial):
-        return frozenset({"__call__"})
-    cls = target if inspect.isclass(target) else type(target)
-    names = {"__call__"} if any("__call__" in vars(base) for base in cls.__mro__) else set()
-    for name in dir(target):
-        # Look up statically first, so that no property of an instance is evaluated.
-        if not name.startswith("_") and not isinstance(inspect.getattr_static(target, name), property):
-            names |= {name} if callable(getattr(target, name)) else set()
-    return frozenset(names)
-
-
-def _find_backend(run_id: str, name: str) -> Any:
-    return find_backend(run_id) or WorkerBackend(run_id, name)
-
-
 def _rebuild_runner(run_id: str, name: str) -> Runner:
     runner = Runner.__new__(Runner)
-    runner._backend = _find_backend(run_id, name)
+    runner._backend = backend_of(run_id, name)
+    runner._opened_session = False
     return runner
-
-
-def _rebuild_service(run_id: str, runner_name: str, id: int, name: str, methods: frozenset[str]) -> Service:
-    return Service(_find_backend(run_id, runner_name), id, name, methods)

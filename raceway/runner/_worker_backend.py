@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from raceway.engine.base import Ref
 from raceway.engine.driver_client import DriverClient, driver_client
-from raceway.errors import ConfigError, RacewayError, WaitTimeout
+from raceway.errors import ConfigError, EngineClosed, ForeignReference, RacewayError, WaitTimeout
 from raceway.runner._future import RemoteServiceFuture
+from raceway.runner._history import CallRecord
 from raceway.runner._objects import CachedObject, Deserializer, ObjectRef, not_an_object_ref, object_value
+from raceway.runner._open_runners import open_backends
 
 
 class WorkerBackend:
@@ -60,12 +63,29 @@ class WorkerBackend:
 
     def select(self, futures: Sequence[RemoteServiceFuture], timeout: float | None) -> Iterator[RemoteServiceFuture]:
         """Yield the futures in the order of their completion."""
-        pending = list(futures)
-        while pending:
-            done, pending = self.wait(pending, 1, timeout)
+        futures = list(futures)
+        num_left = len(futures)
+        if not futures:
+            return
+        # The driver keeps the selection as long as this process holds its handle.
+        handle, done = self.request("select", futures, timeout, waits_for_calls=True)
+        while True:
             if not done:
-                raise WaitTimeout(f"none of {len(pending)} futures was done after {timeout:g} s")
-            yield from done
+                raise WaitTimeout(f"none of {num_left} futures was done after {timeout:g} s")
+            for index in done:
+                num_left -= 1
+                yield futures[index]
+            if not num_left:
+                return
+            done = self.request("select_next", handle, timeout, waits_for_calls=True)
+
+    def ref(self, future: RemoteServiceFuture, timeout: float | None) -> ObjectRef:
+        """Wait for the result of a future, and return a reference to it."""
+        return self.request("ref", future, timeout, waits_for_calls=True)  # type: ignore[no-any-return]
+
+    def history(self) -> list[CallRecord]:
+        """Return the latest calls."""
+        return self.request("history")  # type: ignore[no-any-return]
 
     def cancel(self, future: RemoteServiceFuture) -> bool:
         """Cancel a call; return whether it was cancelled."""
@@ -88,6 +108,10 @@ class WorkerObjects:
     def put(self, value: Any) -> Ref:
         """Store a value."""
         return self._backend.driver.put(value)
+
+    def rebuild(self, id: int) -> ObjectRef:
+        """Return a reference to the object with this id."""
+        return self._backend.request("rebuild_object_ref", id)  # type: ignore[no-any-return]
 
     def create(self, base: Ref, max_size: float) -> ObjectRef:
         """Create an object from a stored value."""
@@ -123,3 +147,17 @@ class WorkerObjects:
     def replace_folded(self, ref: ObjectRef, epoch: int, num_folded: int, base: Ref) -> bool:
         """Replace the base and the patches that were folded into the new one; return False if the epoch has changed."""
         return bool(self._backend.request("replace_folded", ref, epoch, num_folded, base))
+
+
+def rebuild_object_ref(uid: str, id: int) -> ObjectRef:
+    """Return a reference to the object with this id on the engine `uid`; see `ObjectRef.from_text`."""
+    backends = [backend for backend in open_backends.values() if backend.table.uid == uid]
+    for backend in backends:
+        if id in backend.objects.stored or backend is backends[-1]:
+            return backend.objects.rebuild(id)
+    client = driver_client()
+    if client is not None and client.uid == uid:
+        return WorkerBackend().objects.rebuild(id)
+    if int(uid.split("-")[1]) == os.getpid():
+        raise EngineClosed(f"the Runner of object {id} of {uid!r} is closed")
+    raise ForeignReference(f"object {id} belongs to the run {uid!r}, which this process is not a part of")

@@ -21,6 +21,7 @@ RETURN_METRIC, EVAL_METRIC = "rollout/ep_rew_mean", "eval/mean_reward"
 CONFIDENCE_LEVEL = 0.95
 _IGNORED_SETTINGS = (
     "engine", "address", "num_workers", "run_dir", "keep", "item_deadline", "max_env_failures", "max_restarts",
+    "metrics_interval",
 )  # fmt: skip
 """Settings that do not change results."""
 _IGNORED_PREFIXES = ("eval_", "save_", "checkpoint", "log_")
@@ -118,7 +119,8 @@ def _label(key: tuple[str, ...], keys: Sequence[tuple[str, ...]], max_settings: 
     settings = json.loads(own_settings)
     names = sorted(set().union(*candidates))
     differing = [name for name in names if len({str(candidate.get(name)) for candidate in candidates}) > 1]
-    parts = [f"{name}={_format_value(settings.get(name))}" for name in differing[:max_settings]]
+    differing = [name for name in differing if name in settings]  # those that are not set tell a group apart by absence
+    parts = [f"{name}={_format_value(settings[name])}" for name in differing[:max_settings]]
     if len(differing) > len(parts):
         parts += [f"and {format_count(len(differing) - len(parts), 'other')}"]
     if parent and sum(other[:3] == key[:3] for other in keys) > 1:
@@ -154,7 +156,7 @@ def metric_curves(group: Group, x: str, y: str) -> GroupCurves:
 def check_metric(name: str, groups: Iterable[Group]) -> None:
     """Refuse a metric that none of the runs has."""
     rows = (row for group in groups for run in group.runs for row in run.metrics)
-    names = {key for row in rows for key in row if key != "returns"}
+    names = {key for row in rows for key in row if key not in ("returns", "counts")}
     if name not in names:
         if not names:
             raise ConfigError("none of these runs has any metrics yet. Wait for the first iteration to end.")
@@ -237,6 +239,13 @@ class Comparison:
     groups: list[GroupScores]
     notes: list[str] = field(default_factory=list)
 
+    def short_names(self, max_length: int) -> dict[str, str]:
+        """Return a name for every label: the label itself, or a number like `[1]` if one of them is too long."""
+        labels = [group.label for group in self.groups]
+        if max(map(len, labels), default=0) <= max_length:
+            return {label: label for label in labels}
+        return {label: f"[{number}]" for number, label in enumerate(labels, 1)}
+
     @property
     def pairs(self) -> list[PairComparison]:
         """Every pair of groups, the one with the higher interquartile mean first."""
@@ -265,9 +274,15 @@ def _few_seeds_notes(groups: Sequence[GroupScores]) -> list[str]:
     """Return notes on intervals that are missing or too narrow for lack of seeds."""
     single = [group.label for group in groups if len(group.scores) == 1]
     few = [group.label for group in groups if 1 < len(group.scores) < _MIN_SEEDS]
-    notes = [f"Only one seed, so there is no interval: {', '.join(single)}."] if single else []
-    notes += [f"Fewer than {_MIN_SEEDS} seeds, so the intervals are too narrow: {', '.join(few)}."] if few else []
-    return notes
+    problems = {
+        "Only one seed, so there is no interval": single,
+        f"Fewer than {_MIN_SEEDS} seeds, so the intervals are too narrow": few,
+    }
+    return [
+        f"{problem}: {'all of them' if len(labels) == len(groups) > 2 else ', '.join(labels)}."
+        for problem, labels in problems.items()
+        if labels
+    ]
 
 
 def final_value(run: RunFiles, metric: str = RETURN_METRIC) -> float | None:

@@ -34,6 +34,7 @@ _REQUIRED = {
     "env": {"name": str, "kwargs": dict, "vector": str},
     "importable": {"env": bool, "network": bool, "env_kwargs": bool},
     "resumes": list,
+    "setting_sources": dict,
 }
 _REQUIRED_WITH_POLICY = {
     "config": {"network": str, "env_kwargs": dict},
@@ -48,7 +49,7 @@ _REQUIRED_WITH_POLICY = {
 def read_config(path: str | Path) -> Document:
     """Return the description of a run, checked and migrated to the current schema.
 
-    A run of an older version has no `policy` and no `spaces`; see `has_policy`.
+    A run of an older version has no `policy` and no `spaces`; see `has_policy`. Its `setting_sources` are empty.
     """
     directory, file = Path(path), Path(path) / "config.json"
     if not directory.is_dir():
@@ -61,7 +62,8 @@ def read_config(path: str | Path) -> Document:
     schema = _check_schema_number(file, about, "schema", CONFIG_SCHEMA)
     problem = schema_mismatch(about, {"config": {"env": str}})
     if problem is None:
-        about = {"resumes": [], **migrate(about, schema, CONFIG_SCHEMA, CONFIG_MIGRATIONS), "schema": CONFIG_SCHEMA}
+        current = migrate(about, schema, CONFIG_SCHEMA, CONFIG_MIGRATIONS)
+        about = {"resumes": [], "setting_sources": {}, **current, "schema": CONFIG_SCHEMA}
         _check_schema_number(file, about, "metrics_schema", METRICS_SCHEMA)
         problem = _find_problem(about)
     if problem:

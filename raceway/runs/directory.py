@@ -1,36 +1,45 @@
-"""The directory of a run: its configuration and versions, and the metrics of every iteration."""
+"""The directory of a run: its configuration and versions, and its rows of metrics."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import logging
 import os
 import platform
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from raceway.checkpoints.files import append, open_regular_file, remove_file, sync_directory, write_file
+from raceway.checkpoints.files import (
+    append,
+    open_regular_file,
+    remove_file,
+    remove_tree,
+    sync_directory,
+    write_file,
+)
 from raceway.errors import ConfigError
 from raceway.runs.config_file import CONFIG_SCHEMA, METRICS_SCHEMA, read_config
-from raceway.runs.metrics_file import read_metrics
+from raceway.runs.metrics_file import metrics_schema, read_metrics, remove_last_row, truncate_rows
+from raceway.runs.provenance import provenance
 
 _log = logging.getLogger(__name__)
 _LOCK_RETRY_SECONDS = 0.05
-_OUTPUT_FILES = ("metrics.jsonl", "summary.json", "plan.svg", "returns.png")
+_OUTPUT_FILES = ("metrics.jsonl", "summary.json", "error.txt", "plan.svg", "returns.png")
+_EVENT_FILES = "events.out.tfevents.*"
 
 
 class RunDirectory:
-    """The directory of a run, open for writing in one process at a time. `metrics.jsonl` has one line per iteration."""
+    """The directory of a run, open for writing in one process at a time."""
 
     def __init__(self, path: Path, *, new: bool) -> None:
         self.path, self.metrics_path = path, path / "metrics.jsonl"
         self._failing = False
+        self._entries_before = set(os.listdir(path))
+        self._created: list[Path] = []
         self._lock = _lock(path)
         try:
             if new:
@@ -49,9 +58,12 @@ class RunDirectory:
         """Create the directory of a new run."""
         directory = Path(path) if path is not None else _unused_path(Path("runs"), name)
         _check_free(directory)
+        missing = [path for path in (directory, *directory.parents) if not path.exists()]
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            return cls(directory, new=True)
+            run = cls(directory, new=True)
+            run._created = missing
+            return run
         except OSError as error:
             raise ConfigError(f"a run cannot be saved in {directory}: {error}. Choose another --run-dir.") from error
 
@@ -79,28 +91,43 @@ class RunDirectory:
             _log.warning(
                 "the run in %s ended before its first checkpoint: it starts again from the beginning", directory
             )
-            for file in (*directory.glob("events.out.tfevents.*"), *(directory / name for name in _OUTPUT_FILES)):
+            for file in (*directory.glob(_EVENT_FILES), *(directory / name for name in _OUTPUT_FILES)):
                 remove_file(file)
             (directory / "config.json").unlink()  # last: while it exists, discarding can be retried
             run.close()
 
     def truncate_metrics(self, iterations: int) -> None:
-        """Remove the metrics of all iterations after this one."""
-        rows = [row for row in read_metrics(self.path) if row["time/iterations"] <= iterations]
+        """Remove the metrics of all iterations after this one. Only the end of the file is read."""
         try:
-            replace_file(self.metrics_path, "".join(json.dumps(row) + "\n" for row in rows))
-            self._metrics.close()
-            self._metrics = self._open_metrics()
+            schema = metrics_schema(self.path)
+            if schema != METRICS_SCHEMA:
+                self._migrate_metrics()
+            truncate_rows(self._metrics, iterations, METRICS_SCHEMA)
         except OSError as error:
             raise ConfigError(
                 f"{self.metrics_path} cannot be rewritten: {error}. Free some disk space, and try again."
             ) from error
 
+    def _migrate_metrics(self) -> None:
+        """Rewrite the metrics of an older version in the current schema."""
+        replace_file(self.metrics_path, "".join(json.dumps(row) + "\n" for row in read_metrics(self.path)))
+        self._metrics.close()
+        self._metrics = self._open_metrics()
+
+    def replace_last_row(self, metrics: Mapping[str, Any]) -> None:
+        """Write the last row of metrics again, with more in it."""
+        try:
+            remove_last_row(self._metrics, METRICS_SCHEMA)
+        except OSError as error:
+            self._log_failure(error)
+        else:
+            self.add(metrics)
+
     def describe(self, algorithm: str, config: Mapping[str, Any], **more: Any) -> None:
         """Write config.json, the description of the run."""
         schemas = {"schema": CONFIG_SCHEMA, "metrics_schema": METRICS_SCHEMA}
         about = {**schemas, "algorithm": algorithm, "config": dict(config), **more}
-        self.write("config.json", {**about, **_provenance()})
+        self.write("config.json", {**about, **provenance()})
 
     def describe_resume(self, config: Mapping[str, Any], steps: int, **more: Any) -> None:
         """Record in config.json that the run was resumed after this many steps, and which settings changed.
@@ -111,7 +138,7 @@ class RunDirectory:
         current = json.loads(as_json(dict(config)))
         changed = {name: value for name, value in current.items() if about["config"].get(name) != value}
         changed.pop("run_dir", None)  # directories can be moved
-        resume = {"steps": steps, "changed": changed, **_provenance()}
+        resume = {"steps": steps, "changed": changed, **provenance()}
         about["importable"] |= {name: False for name in ("env", "network") if name in changed}
         about["env"]["name"] = changed.get("env", about["env"]["name"])
         about |= {"config": about["config"] | changed, "resumes": [*about["resumes"], resume]}
@@ -135,6 +162,29 @@ class RunDirectory:
         except OSError as error:
             self._log_failure(error)
 
+    def write_error(self, text: str) -> None:
+        """Write error.txt: the traceback of the error that ended the run."""
+        try:
+            replace_file(self.path / "error.txt", text)
+        except OSError as error:
+            self._log_failure(error)
+
+    def remove_ending(self) -> None:
+        """Remove the files that say how an earlier part of the run ended."""
+        for name in ("summary.json", "error.txt"):
+            remove_file(self.path / name)
+
+    def remove(self) -> None:
+        """Close the directory of a new run in which nothing was trained, and remove what the run created."""
+        self.close()
+        events = [path.name for path in self.path.glob(_EVENT_FILES)]
+        for name in ("checkpoints", *events, *_OUTPUT_FILES, "config.json", "lock"):
+            if name not in self._entries_before:
+                remove_tree(self.path / name)
+        with contextlib.suppress(OSError):  # other files are in it
+            for directory in self._created:
+                directory.rmdir()
+
     def _log_failure(self, error: OSError) -> None:
         if not self._failing:
             _log.warning("%s cannot be written to: %s. Training continues without it", self.path, error)
@@ -157,12 +207,6 @@ def _check_free(directory: Path) -> None:
     metrics = directory / "metrics.jsonl"
     if metrics.is_file() and not metrics.is_symlink() and metrics.stat().st_size:
         raise ConfigError(f"{metrics} exists already and belongs to no known run. Choose another --run-dir.")
-
-
-def _provenance() -> dict[str, Any]:
-    """Return the command, versions, git state and start time for config.json."""
-    started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    return {"command": sys.argv, "versions": versions(), "git": git_state(), "started": started}
 
 
 def replace_file(path: Path, text: str) -> None:
@@ -212,31 +256,6 @@ def _lock(directory: Path) -> TextIO:
     file.write(f"process {os.getpid()} on {platform.node()}\n")
     file.flush()
     return file
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of the software that results depend on."""
-    installed = {"python": platform.python_version(), "system": platform.platform()}
-    for name in ("raceway", "torch", "numpy", "gymnasium", "mujoco", "ray"):
-        try:
-            installed[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return installed
-
-
-def git_state() -> dict[str, Any] | None:
-    """Return the git commit of the current directory, and whether tracked files have changed since."""
-    try:
-        commit = _git("rev-parse", "HEAD")
-        return {"commit": commit, "changed": bool(_git("status", "--porcelain", "--untracked-files=no"))}
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, timeout=5)
-    return done.stdout.strip()
 
 
 def _unused_path(parent: Path, name: str) -> Path:

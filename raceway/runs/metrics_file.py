@@ -1,11 +1,13 @@
-"""Reading metrics.jsonl, one row per iteration of a run, from a file that is not trusted."""
+"""Reading and truncating metrics.jsonl, the rows of metrics of a run: a file that is not trusted."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from raceway.checkpoints.files import open_regular_file
 from raceway.errors import ConfigError
@@ -13,13 +15,13 @@ from raceway.file_schemas import Document, Migrations, migrate, schema_mismatch
 from raceway.runs.config_file import METRICS_SCHEMA, read_config
 
 METRICS_MIGRATIONS: Migrations = {}
-_TAIL_BYTES = 1 << 16  # where the last row is searched first
+_BLOCK_BYTES = 1 << 16  # read at a time, from the end
 _log = logging.getLogger(__name__)
 
 
 def read_metrics(path: str | Path) -> list[Document]:
     """Return the rows of metrics of a run. Invalid lines are skipped and logged, except a last one that is cut off."""
-    file, schema = Path(path) / "metrics.jsonl", _metrics_schema(Path(path))
+    file, schema = Path(path) / "metrics.jsonl", metrics_schema(Path(path))
     rows, invalid, line = list[Document](), list[tuple[int, bytes]](), b""
     try:
         with open(open_regular_file(file), "rb") as lines:
@@ -43,29 +45,66 @@ def read_metrics(path: str | Path) -> list[Document]:
 
 
 def last_row(path: str | Path) -> Document:
-    """Return the last row of metrics, or an empty one. Only the end of the file is read where that suffices."""
-    file, schema = Path(path) / "metrics.jsonl", _metrics_schema(Path(path))
+    """Return the last row of metrics, or an empty one. Only the end of the file is read."""
+    file, schema = Path(path) / "metrics.jsonl", metrics_schema(Path(path))
     try:
         with open(open_regular_file(file), "rb") as content:
-            end, size = content.seek(0, os.SEEK_END), _TAIL_BYTES
-            while True:
-                start = max(0, end - size)
-                content.seek(start)
-                lines = content.read(end - start).split(b"\n")
-                complete = lines if start == 0 else lines[1:]  # the first one may start before
-                row = next((row for line in reversed(complete) if (row := _parse_row(line, schema)) is not None), None)
-                if row is not None or start == 0:
-                    return row or {}
-                size *= 4
+            return next((row for _, _, row in _rows_backwards(content, schema)), {})
     except OSError as error:
         raise _unreadable(file, error) from error
+
+
+def truncate_rows(file: BinaryIO, iterations: int, schema: int) -> None:
+    """Remove all after the last row up to this iteration, in place. Only the removed end of the file is read."""
+    kept = ((end, row) for _, end, row in _rows_backwards(file, schema) if row["time/iterations"] <= iterations)
+    end, _ = next(kept, (0, None))
+    os.ftruncate(file.fileno(), end)
+    if end:
+        file.seek(end - 1)
+        if file.read(1) != b"\n":  # the last line was cut off just there
+            file.write(b"\n")
+    os.fsync(file.fileno())
+
+
+def remove_last_row(file: BinaryIO, schema: int) -> None:
+    """Remove the last row, in place."""
+    start, _, _ = next(_rows_backwards(file, schema), (0, 0, None))
+    os.ftruncate(file.fileno(), start)
+
+
+def _rows_backwards(file: BinaryIO, schema: int) -> Iterator[tuple[int, int, Document]]:
+    """Yield the rows of a file from the last to the first, each with the offsets of its line's start and end."""
+    size = file.seek(0, os.SEEK_END)
+    for start, line in _lines_backwards(file, size):
+        row = _parse_row(line, schema)
+        if row is not None:
+            yield start, min(start + len(line) + 1, size), row
+
+
+def _lines_backwards(file: BinaryIO, size: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a file from the last to the first, each with the offset of its start."""
+    position, rest, block_bytes = size, b"", _BLOCK_BYTES
+    while position > 0:
+        start = max(0, position - block_bytes)
+        file.seek(start)
+        block = file.read(position - start) + rest
+        lines = block.split(b"\n")
+        offset = start + len(block)
+        for line in reversed(lines if start == 0 else lines[1:]):  # the first one may start before the block
+            offset -= len(line)
+            yield offset, line
+            offset -= 1  # the line break before it
+        position, rest = start, lines[0]
+        if len(lines) == 1:  # a line longer than the block
+            block_bytes *= 4
 
 
 def _unreadable(file: Path, error: OSError) -> ConfigError:
     return ConfigError(f"{file} cannot be read: {error}. Repair it, or remove the directory of that run.")
 
 
-def _metrics_schema(directory: Path) -> int:
+def metrics_schema(directory: Path) -> int:
+    """Return the schema number of a run's metrics."""
     return read_config(directory)["metrics_schema"] if (directory / "config.json").is_file() else METRICS_SCHEMA
 
 

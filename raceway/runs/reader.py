@@ -35,13 +35,13 @@ class RunFiles:
     started: float
     """Time of the last start or resume, in seconds since 1970."""
     status: str
-    """`running`, `finished`, `interrupted`, or `stopped`: it ended without a summary, as a killed run does."""
+    """`running`, `finished`, `interrupted` by a signal, `crashed` by an error, or `killed`: it has no summary."""
     summary: Mapping[str, Any] | None
     """Its summary if it has ended, and has not been resumed since."""
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
-        """One row per iteration, read on first access."""
+        """The rows of metrics, read on first access."""
         return read_metrics(self.path)
 
     @cached_property
@@ -60,6 +60,11 @@ class RunFiles:
         if self.summary is None:
             return numeric_value(self.last, "rollout/ep_rew_mean")
         return numeric_value(self.summary, "mean_return")
+
+    @property
+    def error(self) -> str | None:
+        """The error that ended the run; its traceback is in error.txt."""
+        return str(self.summary.get("error")) if self.summary is not None and self.status == "crashed" else None
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[RunFiles]:
@@ -137,8 +142,9 @@ def _read_summary(path: Path) -> dict[str, Any] | None:
 
 def _ending(summary: Mapping[str, Any] | None) -> str:
     if summary is None:
-        return "stopped"
-    return "interrupted" if summary.get("stopped_by") in ENDED_EARLY else "finished"
+        return "killed"
+    stopped_by = summary.get("stopped_by")
+    return "crashed" if stopped_by == "error" else "interrupted" if stopped_by in ENDED_EARLY else "finished"
 
 
 def _walk_runs(path: Path) -> Iterator[Path]:

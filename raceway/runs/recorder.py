@@ -1,34 +1,72 @@
-"""Recording a run: its directory, the metrics of every iteration, and the summary."""
+"""Recording a run: its directory, its metrics, and how it ended."""
 
 from __future__ import annotations
 
 import dataclasses
+import logging
+import time
+import traceback
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from raceway.agents import Policy
 from raceway.checkpoints.store import Checkpoint
+from raceway.errors import INTERRUPTS, ConfigError, OperatorError
 from raceway.machine import seconds_since_process_start
 from raceway.rl.space_json import space_to_json
 from raceway.runs.directory import RunDirectory, survives_json
-from raceway.runs.metrics_file import read_metrics
+from raceway.runs.merged_rows import RowMerger
+from raceway.runs.metrics_file import last_row, read_metrics
+from raceway.runs.reader import numeric_value
 from raceway.runs.resume import ResumePoint
 from raceway.runs.tensorboard import TensorBoardWriter
+from raceway.runs.trained_policy import TrainedPolicy
+
+_log = logging.getLogger(__name__)
 
 
-@dataclass
+@dataclass(repr=False)
 class Result:
     """The outcome of a run."""
 
     summary: dict[str, Any]
     """The summary that `--json` prints."""
-    policy: Policy
-    metrics: list[dict[str, Any]] = field(default_factory=list)
-    """One row per iteration."""
-    returns: list[float] = field(default_factory=list)
-    """The return of every episode, ordered by iteration."""
+    policy: TrainedPolicy
+    """The policy at the end of the training."""
+    directory: Path | None = field(default=None, repr=False)
+    """The run directory as an absolute path, also while the run is being trained."""
+    _rows_read: tuple[Any, list[dict[str, Any]]] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The rows of metrics, read from the run directory; fast iterations share a row (`metrics_interval`)."""
+        assert self.directory is not None, "the run has not started"
+        file = self.directory / "metrics.jsonl"
+        try:
+            status = file.stat()
+        except OSError as error:
+            raise ConfigError(f"{file} is gone. Read a result's metrics before its directory is removed.") from error
+        version = status.st_mtime_ns, status.st_size
+        if self._rows_read is None or self._rows_read[0] != version:
+            self._rows_read = version, read_metrics(self.directory)
+        return self._rows_read[1]
+
+    @property
+    def returns(self) -> list[float]:
+        """The returns of the episodes, ordered by iteration; of each row of metrics the latest 1000."""
+        return [value for row in self.metrics for value in row["returns"]]
+
+    def __repr__(self) -> str:
+        if not self.summary:
+            return "<result of a training that has not ended>"
+        mean = self.summary["mean_return"]
+        return (
+            f"<result of {self.summary['algorithm']} on {self.summary['env']}, "
+            f"{'no return' if mean is None else f'mean return {mean:.4g}'} after {self.summary['timesteps']:,} steps, "
+            f"in {self.summary['run_dir']}>"
+        )
 
     @property
     def path(self) -> Path:
@@ -41,13 +79,16 @@ class RunRecorder(AbstractContextManager["RunRecorder"]):
 
     Args:
         training: the `Training` to record.
+        clock: the clock that `metrics_interval` refers to.
     """
 
     directory: RunDirectory
     tensorboard: TensorBoardWriter
 
-    def __init__(self, training: Any) -> None:
+    def __init__(self, training: Any, clock: Callable[[], float] = time.monotonic) -> None:
         self.training, self.result = training, training.result
+        self._merger = RowMerger(training.cfg.metrics_interval, clock)
+        self._flow_metrics: Any = None
         self._stack = ExitStack()
 
     def __enter__(self) -> RunRecorder:
@@ -58,6 +99,7 @@ class RunRecorder(AbstractContextManager["RunRecorder"]):
         with ExitStack() as stack:
             path = training.cfg.run_dir
             self.directory = RunDirectory.reopen(path) if resume_point else RunDirectory.new(path, _name(training))
+            self.result.directory = self.path.absolute()
             stack.callback(self.directory.close)
             if resume_point is not None:
                 self._resume(resume_point, config)
@@ -68,8 +110,32 @@ class RunRecorder(AbstractContextManager["RunRecorder"]):
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        self._stack.__exit__(*error)
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        nothing_trained = self.training.resume_point is None and self.training.report.iterations == 0
+        if error is not None and nothing_trained and not self.result.summary:
+            self._stack.close()
+            self.directory.remove()
+            return
+        with self._stack:
+            self.flush()
+            if error is not None and self._flow_metrics is not None and not self.result.summary:
+                self._record_error(error)
+
+    def _record_error(self, error: BaseException) -> None:
+        """Record the exception that ends the run. Nothing that fails here may hide it."""
+        try:
+            if isinstance(error, INTERRUPTS):
+                self.summarise("interrupt", self.training.saver.last)
+            else:
+                self.directory.write_error("".join(traceback.format_exception(error)))
+                self.summarise("error", self.training.saver.last, error=_first_line(error))
+        except Exception:
+            _log.exception("%s: how the run ended could not be recorded", self.path)
+
+    def begin(self, flow_metrics: Any) -> None:
+        """Begin the run with the metrics of its flow. The files that say how an earlier part ended are removed."""
+        self._flow_metrics = flow_metrics
+        self.directory.remove_ending()
 
     @property
     def path(self) -> Path:
@@ -82,40 +148,64 @@ class RunRecorder(AbstractContextManager["RunRecorder"]):
         self.directory.describe(
             training.algorithm.name,
             config,
-            num_workers=training.num_workers,
+            **self._chosen,
             policy={**training.rollouts.policy_settings, "network": requested.network},
             spaces={"observation": observation_space, "action": action_space},
             env={"name": training.env.name, "kwargs": training.env.kwargs, "vector": training.env.vector},
             importable={name: survives_json(getattr(requested, name)) for name in ("env", "network", "env_kwargs")},
         )
 
+    @property
+    def _chosen(self) -> dict[str, Any]:
+        """The number of workers and where the settings come from, for config.json."""
+        training = self.training
+        workers = {"num_workers": training.num_workers, "num_workers_reason": training.num_workers_reason}
+        return {**workers, "setting_sources": training.setting_sources}
+
     def _resume(self, resume_point: ResumePoint, config: dict[str, Any]) -> None:
         resume_point.check_unchanged()
         about = resume_point.checkpoint.about
         self.directory.truncate_metrics(about["iterations"])
-        self.directory.describe_resume(config, about["steps"], num_workers=self.training.num_workers)
-        self.result.metrics = read_metrics(self.path)
-        self.result.returns = [value for row in self.result.metrics for value in row["returns"]]
+        self.directory.describe_resume(config, about["steps"], **self._chosen)
 
-    def record(self, row: dict[str, Any]) -> None:
-        """Write the metrics of an iteration, and pass them to the callbacks."""
+    def record(self, metrics: dict[str, Any]) -> None:
+        """Record the metrics of an iteration, and pass them to the callbacks."""
+        row = self._merger.add(metrics)
+        if row is not None:
+            self._write(row)
+        for callback in self.training.callbacks:
+            callback.on_iteration(metrics)
+
+    def flush(self) -> None:
+        """Write the metrics of all iterations so far. Call it before every checkpoint, so that rows end there."""
+        row = self._merger.take()
+        if row is not None:
+            self._write(row)
+        self.tensorboard.flush()
+
+    def _write(self, row: dict[str, Any]) -> None:
         self.directory.add(row)
         self.tensorboard.add(row)
-        self.result.metrics.append(row)
-        self.result.returns += row["returns"]
+
+    def num_restarts(self) -> int:
+        """Return the worker restarts up to the checkpoint that the run resumes from."""
+        return int(numeric_value(self.last_row(), "rollout/worker_restarts") or 0)
+
+    def last_row(self) -> dict[str, Any]:
+        """Return the last row of metrics; an empty one if there is none."""
+        return last_row(self.path)
+
+    def replace_last_row(self, row: dict[str, Any]) -> None:
+        """Record the last row again, with more metrics in it."""
+        self.directory.replace_last_row(row)
+        self.tensorboard.add(row)
         for callback in self.training.callbacks:
             callback.on_iteration(row)
 
-    def pop_last_row(self) -> dict[str, Any]:
-        """Remove and return the metrics of the last iteration, to be recorded again with more."""
-        row: dict[str, Any] = self.result.metrics.pop()
-        del self.result.returns[len(self.result.returns) - len(row["returns"]) :]
-        self.directory.truncate_metrics(row["time/iterations"] - 1)
-        return row
-
-    def summarise(self, stopped_by: str, last: Checkpoint | None) -> None:
-        """Write the summary of the run, with its last checkpoint."""
-        training, report = self.training, self.training.report
+    def summarise(self, stopped_by: str, last: Checkpoint | None, error: str | None = None) -> None:
+        """Write the summary of the run, with its last checkpoint, and the error if one ended it."""
+        self.flush()
+        training, report, evaluator = self.training, self.training.report, self.training.evaluator
         seconds = max(report.elapsed, 1e-9)
         self.result.summary = {
             "algorithm": training.algorithm.name,
@@ -131,7 +221,12 @@ class RunRecorder(AbstractContextManager["RunRecorder"]):
             "fps": report.timesteps / seconds,
             "mean_return": report.mean_return,
             "best_mean_return": report.best,
+            "eval_mean_return": evaluator.last[1],
+            "best_eval_mean_return": evaluator.best,
+            "env_failures": report.env_failures,
+            "worker_restarts": self._flow_metrics.num_restarts if self._flow_metrics is not None else 0,
             "stopped_by": stopped_by,
+            "error": error,
             "resumed_at": training.resume_point.steps if training.resume_point else None,
             "weights_sha256": training.policy.sha256(),
             "state_sha256": last and last.sha256,
@@ -139,6 +234,13 @@ class RunRecorder(AbstractContextManager["RunRecorder"]):
             "run_dir": str(self.path),
         }
         self.directory.write("summary.json", self.result.summary)
+
+
+def _first_line(error: BaseException) -> str:
+    """Return the type and the first line of an error, or of the one that an operator of the flow raised."""
+    if isinstance(error, OperatorError) and error.original is not None:
+        error = error.original
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def _name(training: Any) -> str:

@@ -30,7 +30,8 @@ from raceway.runs.reader import is_running
 
 CHANGEABLE_ON_RESUME = (
     "engine", "address", "num_workers", "iterations", "total_timesteps", "stop_return", "stop_seconds", "save_every",
-    "save_seconds", "keep", "eval_every", "eval_episodes", "item_deadline", "max_env_failures", "max_restarts",
+    "save_seconds", "keep", "eval_every", "eval_episodes", "metrics_interval", "item_deadline", "max_env_failures",
+    "max_restarts",
 )  # fmt: skip
 """Settings that may change when a run is resumed: how long and where it runs, and what it saves."""
 _REQUIRED_STATE = {"learner": {"policy": dict}, "evaluations": dict, "flow": dict}

@@ -29,8 +29,8 @@ ALWAYS_WRITTEN = ("eval/mean_reward", "time/save_seconds")
 class TensorBoardWriter:
     """Writes rows of metrics as scalars, one for each number, at the environment steps so far.
 
-    A fast algorithm has hundreds of rows a second, which a chart cannot resolve, and a row costs 0.1 ms. So at most one
-    row every 0.2 s is written, plus those with an evaluation and the last. `metrics.jsonl` has all rows. A full disk is
+    With `metrics_interval=0`, a fast algorithm has hundreds of rows a second, which a chart cannot resolve, and each
+    costs 0.1 ms. So at most one row every 0.2 s is written, plus those with an evaluation and the last. A full disk is
     logged once, and training continues.
 
     Each row is one record, built from tensorboardX's messages and written here. tensorboardX's own writer makes one

@@ -17,6 +17,7 @@ from raceway.checks import check_positive
 from raceway.errors import ConfigError
 from raceway.ops.report import TrainStats
 from raceway.rl import Batch
+from raceway.rl.seeding import GLOBAL_GENERATORS_LOCK
 from raceway.torchrl.batches import as_tensordict
 
 
@@ -34,6 +35,8 @@ class TrainLossModule:
         num_actions: the number of discrete actions, to encode those of batches one-hot.
         seed: seed of the random numbers that the loss uses.
     """
+
+    shared_by_runs = True  # of a flow: they continue with the loss module as it is
 
     def __init__(
         self,
@@ -69,7 +72,7 @@ class TrainLossModule:
         """Take one gradient step on the batch, and return its metrics."""
         start = time.perf_counter()
         data = as_tensordict(batch, self.num_actions)
-        with torch.random.fork_rng(devices=[]):
+        with GLOBAL_GENERATORS_LOCK, torch.random.fork_rng(devices=[]):
             torch.set_rng_state(self._random)
             if self.advantage is not None:
                 self.advantage(data)

@@ -10,14 +10,22 @@ class FlowMetrics:
 
     Args:
         run: the running flow.
+        restarts_before: worker restarts before the run was resumed.
     """
 
-    def __init__(self, run: Any) -> None:
-        self._run = run
+    def __init__(self, run: Any, restarts_before: int = 0) -> None:
         stages = [stage for stage in run.stages.values() if hasattr(stage, "in_flight")]
         self._gathers = [stage for stage in stages if hasattr(stage, "shards")]
         self._offloaded = [stage for stage in stages if stage not in self._gathers]  # a remote learner
+        shards = [shard for stage in self._gathers for shard in stage.shards]
+        self._actors = {id(shard.actor): shard.actor for shard in shards}.values()
+        self._restarts_before = restarts_before
         self._previous = self._waiting_seconds()
+
+    @property
+    def num_restarts(self) -> int:
+        """Restarts of workers since the run began. One that has several shards counts once."""
+        return self._restarts_before + sum(actor.incarnation for actor in self._actors)
 
     def _waiting_seconds(self) -> dict[str, float]:
         """Return the total waiting times: the maximum over stages, as one driver waits for all of them at once."""
@@ -31,6 +39,7 @@ class FlowMetrics:
         metrics: dict[str, float] = {name: seconds - previous[name] for name, seconds in current.items()}
         if self._offloaded:
             metrics["train/queue_length"] = sum(len(stage.in_flight) for stage in self._offloaded)
-        if self._run.counts["restarted"]:
-            metrics["rollout/worker_restarts"] = self._run.counts["restarted"]
+        num_restarts = self.num_restarts
+        if num_restarts:
+            metrics["rollout/worker_restarts"] = num_restarts
         return metrics

@@ -12,24 +12,28 @@ from typing import Any
 
 from raceway.agents.networks import import_network
 from raceway.algorithms import Algorithm, Context, find_algorithm
+from raceway.algorithms.setting_sources import USER, Sources, adapted_sources
 from raceway.checkpoints.saver import Saver
 from raceway.checkpoints.store import Checkpoints
 from raceway.checks import check_choice
 from raceway.engine import make_engine
 from raceway.engine.base import Actor, Engine
-from raceway.envs import EnvSettings, Slots, make_slots
-from raceway.errors import ConfigError, RacewayError
-from raceway.machine import num_cores, worker_compute_settings
+from raceway.envs import EnvSettings, make_slots
+from raceway.errors import INTERRUPTS, ConfigError, RacewayError
+from raceway.machine import worker_compute_settings
 from raceway.ops import ReportMetrics, RolloutWorker, parallel_rollouts
 from raceway.rl.seeding import Purpose, derive_seed
+from raceway.runs.config_file import read_config
 from raceway.runs.directory import RunDirectory
 from raceway.runs.recorder import Result, RunRecorder
 from raceway.runs.resume import ResumePoint, prepare_resume
+from raceway.runs.trained_policy import TrainedPolicy
 from raceway.signals import StopSignals
 from raceway.training.evaluations import PeriodicEvaluator
 from raceway.training.flow_metrics import FlowMetrics
-from raceway.training.worker_count import choose_workers, measure_step
+from raceway.training.worker_count import decide_workers
 from raceway.ui.callback import Callback
+from raceway.ui.progress import with_display
 
 _log = logging.getLogger(__name__)
 
@@ -37,17 +41,19 @@ _PRELOAD = ["torch", "gymnasium", "raceway.ops"]  # imported once, by the launch
 
 
 def train(
-    algorithm: str = "reinforce", *, callbacks: Sequence[Callback] = (), resume: str | None = None, **settings: Any
-) -> Result:
+    algorithm: str = "reinforce", *, callbacks: Sequence[Callback] = (), resume: str | None = None,
+    progress: bool = True, **settings: Any,
+) -> Result:  # fmt: skip
     """Train a policy.
 
     Args:
         algorithm: the name of the algorithm.
         callbacks: called at the start, after every iteration and every checkpoint, and at the end.
         resume: `auto` resumes the run in `run_dir` if there is one.
+        progress: whether progress is shown on stderr, unless one of the callbacks is a `Display`.
         settings: settings of the algorithm, as listed by `raceway train <algorithm> --help`.
     """
-    spec = find_algorithm(algorithm)
+    spec, callbacks = find_algorithm(algorithm), with_display(callbacks, progress=progress)
     if resume is not None:
         check_choice("way to resume", resume, ("auto",))
         if settings.get("run_dir") is None:
@@ -55,7 +61,7 @@ def train(
         path = Path(settings["run_dir"])
         if Checkpoints(path / "checkpoints").all():
             return Training.from_run(settings.pop("run_dir"), spec, callbacks=callbacks, **settings).run()
-    training = Training(spec, spec.settings(**settings), callbacks)
+    training = Training(spec, spec.settings(**settings), callbacks, setting_sources=spec.sources(settings))
     if resume is not None:
         RunDirectory.discard(path, spec.name, training.env.name)
     return training.run()
@@ -63,7 +69,7 @@ def train(
 
 def resume(
     run: str | Path, *, callbacks: Sequence[Callback] = (), trust: bool = False, env: Any = None,
-    network: Any = None, **settings: Any,
+    network: Any = None, progress: bool = True, **settings: Any,
 ) -> Result:  # fmt: skip
     """Resume a run from its latest checkpoint.
 
@@ -73,9 +79,11 @@ def resume(
         trust: whether modules of an environment or network that the run names may be imported.
         env: the environment, unless it is registered with Gymnasium.
         network: the network, if it is a function.
+        progress: whether progress is shown on stderr, unless one of the callbacks is a `Display`.
         settings: settings that change. A setting that cannot change is an error, which lists those that can.
     """
     passed = {name: value for name, value in (("env", env), ("network", network)) if value is not None}
+    callbacks = with_display(callbacks, progress=progress)
     return Training.from_run(run, callbacks=callbacks, trust=trust, **passed, **settings).run()
 
 
@@ -85,6 +93,7 @@ class Training:
     def __init__(
         self, algorithm: Algorithm, cfg: Any, callbacks: Sequence[Callback] = (), *,
         resume_point: ResumePoint | None = None, clock: Callable[[], float] = time.monotonic,
+        setting_sources: Sources | None = None,
     ) -> None:  # fmt: skip
         self.algorithm, self.callbacks, self.resume_point, self._clock = algorithm, callbacks, resume_point, clock
         self.requested_cfg = cfg
@@ -93,7 +102,9 @@ class Training:
         slots = make_slots(self.env, 1)
         try:
             algorithm.check_actions(slots.action_space, self.env.name)
-            self.cfg = dataclasses.replace(cfg.for_env(slots), network=import_network(cfg.network))
+            adapted = cfg.for_env(slots)
+            self.setting_sources = adapted_sources(setting_sources or {}, cfg, adapted)
+            self.cfg = dataclasses.replace(adapted, network=import_network(cfg.network))
             spaces = slots.observation_space, slots.action_space
             self.rollouts = dataclasses.replace(self.cfg.rollouts(self.env), repeats_from_seed=slots.repeats_from_seed)
             self.policy = self.rollouts.make_policy(*spaces, derive_seed(cfg.seed, Purpose.WEIGHTS))
@@ -102,10 +113,16 @@ class Training:
         self.spaces = spaces
         if resume_point is not None:
             resume_point.check_weights_fit(self.policy)
-        self.num_workers, self.num_workers_reason = self._choose_num_workers(slots)
+        self.num_workers, self.num_workers_reason = decide_workers(
+            self.cfg, self.env, slots, self.setting_sources, resumed=resume_point is not None
+        )
         self.learner = self.cfg.learner(self.policy)
         self.report = ReportMetrics()
-        self.result = Result({}, self.policy)
+        about = {"run": None, "algorithm": algorithm.name, "env": self.env.name, "checkpoint": None, "steps": 0}
+        trained_policy = TrainedPolicy(
+            self.policy, spaces, self.env, {**about, "mean_return": None}, clip_actions=cfg.clip_actions
+        )
+        self.result = Result({}, trained_policy)
         self.evaluator = PeriodicEvaluator(
             self.learner, self.env, cfg.eval_every, cfg.eval_episodes, seed=cfg.seed, clip_actions=cfg.clip_actions
         )
@@ -117,16 +134,8 @@ class Training:
     ) -> Training:  # fmt: skip
         """Return the training that resumes a run. If an algorithm is passed, the run must be of that algorithm."""
         run_algorithm, cfg, resume_point = prepare_resume(run, algorithm, settings, trust=trust)
-        return cls(run_algorithm, cfg, callbacks, resume_point=resume_point)
-
-    def _choose_num_workers(self, slots: Slots) -> tuple[int, str]:
-        cfg = self.cfg
-        if cfg.num_workers != "auto":
-            return cfg.num_workers, ""
-        if cfg.engine == "inline":
-            return 0, ""
-        cost = measure_step(self.env, slots, cfg.num_envs // cfg.num_shards)
-        return choose_workers(cost, num_cores(), cfg.num_shards)
+        sources = {**read_config(run)["setting_sources"], **dict.fromkeys(settings, USER)}
+        return cls(run_algorithm, cfg, callbacks, resume_point=resume_point, setting_sources=sources)
 
     def run(self) -> Result:
         """Train until a limit is reached or a signal arrives."""
@@ -147,7 +156,7 @@ class Training:
             stopped_by = "interrupt"
             try:
                 stopped_by = self._iterate(workers, recorder, signals)
-            except KeyboardInterrupt:
+            except INTERRUPTS:
                 stopped_by = signals.reason or stopped_by
                 _log.info("stopped in the middle of an iteration: %s", stopped_by)
             except RacewayError as error:
@@ -157,9 +166,16 @@ class Training:
                     )
                 raise
             recorder.summarise(stopped_by, self.saver.last)
+            self._release_policy()
             for callback in self.callbacks:
                 callback.on_end(self.result)
         return self.result
+
+    def _release_policy(self) -> None:
+        """Prepare the policy of the result for use after the training."""
+        self.policy.to("cpu").eval()
+        names = {"run": "run_dir", "checkpoint": "checkpoint", "steps": "timesteps", "mean_return": "mean_return"}
+        self.result.policy.about |= {name: self.result.summary[key] for name, key in names.items()}
 
     @contextmanager
     def open_flow(self, *, run: bool) -> Iterator[Any]:
@@ -195,9 +211,10 @@ class Training:
     def _iterate(self, workers: Sequence[Actor], recorder: RunRecorder, signals: StopSignals) -> str:
         """Train, and return the limit that was reached."""
         with self._start_flow(self.flow(workers), recorder.path) as run:
+            health = FlowMetrics(run, recorder.num_restarts())
+            recorder.begin(health)
             if self.resume_point is not None:
                 self._run_overdue_evaluation(run, recorder, signals)
-            health = FlowMetrics(run)
             limit = self._reached_limit() if self.resume_point is not None else None
             while limit is None and (row := next(run, None)) is not None:
                 row |= self.saver.pop_metrics() | health.metrics()
@@ -206,9 +223,10 @@ class Training:
                 limit = signals.reason or self._reached_limit()
                 if limit or is_best or self.saver.due(self.report.timesteps):
                     with signals.without_timeout():
-                        recorder.tensorboard.flush()
+                        recorder.flush()
                         self._save(run)
                     limit = limit or signals.reason  # a signal may have arrived meanwhile
+                self.report.start_iteration()
         return limit or "end of the stream"
 
     def _evaluate(self, row: dict[str, Any], signals: StopSignals) -> bool:
@@ -216,10 +234,10 @@ class Training:
 
     def _run_overdue_evaluation(self, run: Any, recorder: RunRecorder, signals: StopSignals) -> None:
         """Run the evaluation that was due when the run was stopped."""
-        if self.result.metrics and self.evaluator.due(self.report.timesteps):
-            row = recorder.pop_last_row()
+        row = recorder.last_row()
+        if row and self.evaluator.due(self.report.timesteps):
             is_best = self._evaluate(row, signals)
-            recorder.record(row)
+            recorder.replace_last_row(row)
             if is_best:
                 with signals.without_timeout():
                     self.saver.start(None, 0)  # else the saver would skip these steps as already saved
@@ -231,13 +249,13 @@ class Training:
             flow.explain("svg", path=str(path / "plan.svg"))
             self._save(None)  # the first iteration may take long
             self.report.start()
-            return flow.start()
+            return flow.start(wait=True)  # until the learner is not in use any more
         checkpoint, state = self.resume_point.checkpoint, self.resume_point.state
         self.learner.restore(state["learner"])
         self.evaluator.restore(state["evaluations"])
         self.saver.start(checkpoint, checkpoint.about["steps"])
         self.resume_point = dataclasses.replace(self.resume_point, state=None)  # it may be large
-        return flow.start(state=state["flow"] or None)
+        return flow.start(state=state["flow"] or None, wait=True)
 
     def _save(self, run: Any | None) -> None:
         """Save the state of the running flow, or the initial state if there is none."""

@@ -160,7 +160,7 @@ class MultiTraining:
         names = list(self.algorithms)
         result = MultiResult(self.policies, {name: [] for name in names}, {name: [] for name in names})
         began = time.perf_counter()
-        with self.open_flow() as (flow, trainers), flow.start() as run:
+        with self.open_flow() as (flow, trainers), flow.start(wait=True) as run:
             for name, row in run:
                 result.metrics[name].append(row)
                 result.returns[name] += row["returns"]

@@ -16,7 +16,7 @@ from raceway.runs.statistics import bootstrap_interval, interquartile_mean
 from raceway.signals import EXIT_CODES
 from raceway.training.train import train
 from raceway.ui.callback import Callback
-from raceway.ui.terminal_display import RULE
+from raceway.ui.terminal_display import MEAN_REWARD, RULE
 from raceway.ui.training_plots import plot_seeds
 
 
@@ -40,8 +40,7 @@ class SeedsResult:
         low, high = summary["interval"]
         return [
             RULE,
-            f"{summary['algorithm']} on {summary['env']}, {len(self.results)} seeds: "
-            "mean return of the last 100 episodes",
+            f"{summary['algorithm']} on {summary['env']}, {len(self.results)} seeds, {MEAN_REWARD}:",
             *rows,
             f"  mean: {summary['mean']:.1f}",
             f"  interquartile mean: {summary['iqm']:.1f}  (95 % bootstrap interval {low:.1f} to {high:.1f})",
@@ -65,24 +64,41 @@ def train_seeds(
         seeds: the seeds.
         make_callback: creates a callback for every run.
         show: also show the plot on the screen.
-        settings: settings of the algorithm. `run_dir` is the directory that contains the run directories.
+        settings: settings of the algorithm, or `progress` as for `train`. `run_dir` is the directory that contains the
+            run directories.
     """
     directory = RunDirectory.new(
         settings.pop("run_dir", None), f"{algorithm}-{file_name_part(str(settings.get('env', 'cartpole')))}-seeds"
     )
     directory.close()
     directory.metrics_path.unlink()
-    results = []
+    results: list[Result] = []
     for seed in seeds:
         path = str(directory.path / f"seed-{seed}")
         callbacks = [make_callback()] if make_callback else ()
-        results.append(train(algorithm, callbacks=callbacks, seed=seed, run_dir=path, **settings))
+        try:
+            results.append(train(algorithm, callbacks=callbacks, seed=seed, run_dir=path, **settings))
+        except BaseException:
+            if not results:
+                directory.remove()  # unless a run in it had begun
+            raise
         if results[-1].summary["stopped_by"] in EXIT_CODES:
             break
+    summary = _summarise(algorithm, results, directory)
+    curves = {result.summary["seed"]: learning_curve(result.metrics) for result in results if result.metrics}
+    if curves and importlib.util.find_spec("matplotlib"):
+        title = f"{algorithm} on {summary['env']}, {len(curves)} seeds"
+        summary["plot"] = str(plot_seeds(curves, title, directory.path / "seeds.png", show))
+    directory.write("summary.json", summary)
+    return SeedsResult(summary, results)
+
+
+def _summarise(algorithm: str, results: Sequence[Result], directory: RunDirectory) -> dict[str, Any]:
+    """Return the summary of all runs."""
     first = results[0].summary
     summaries = [result.summary for result in results]
     mean_returns = [summary["mean_return"] for summary in summaries if summary["mean_return"] is not None]
-    summary = {
+    return {
         "algorithm": algorithm,
         "env": first["env"],
         "engine": first["engine"],
@@ -93,17 +109,13 @@ def train_seeds(
         "interval": bootstrap_interval(mean_returns) if mean_returns else None,
         "wall_seconds": seconds_since_process_start(),
         "fps": float(np.mean([run["fps"] for run in summaries])),
+        "env_failures": sum(run["env_failures"] for run in summaries),
+        "worker_restarts": sum(run["worker_restarts"] for run in summaries),
         "stopped_by": results[-1].summary["stopped_by"],
         "weights_sha256": [run["weights_sha256"] for run in summaries],
         "run_dir": str(directory.path),
         "plot": None,
     }
-    curves = {result.summary["seed"]: learning_curve(result.metrics) for result in results if result.metrics}
-    if curves and importlib.util.find_spec("matplotlib"):
-        title = f"{algorithm} on {first['env']}, {len(curves)} seeds"
-        summary["plot"] = str(plot_seeds(curves, title, directory.path / "seeds.png", show))
-    directory.write("summary.json", summary)
-    return SeedsResult(summary, results)
 
 
 def learning_curve(metrics: Sequence[dict[str, Any]]) -> tuple[list[float], list[float]]:

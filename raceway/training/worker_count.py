@@ -1,71 +1,45 @@
-"""Choosing the number of workers from the measured cost of an environment step."""
+"""The number of workers: chosen from the measured cost of an environment step, or limited by the shards."""
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
+import dataclasses
+import logging
+from typing import Any
 
-import numpy as np
-
-from raceway.envs import EnvSettings, Slots, SteppedSlots, make_slots
+from raceway.algorithms.setting_sources import DEFAULT, PRESET, USER, Sources
+from raceway.envs import EnvSettings, Slots
+from raceway.errors import ConfigError
 from raceway.formatting import format_count, format_duration
-from raceway.rl import empty
-from raceway.rl.seeding import Purpose, derive_seed
-from raceway.runs.statistics import interquartile_mean
+from raceway.machine import num_cores
+from raceway.training.step_cost import StepCost, measure_step
 
-_MEASURE_SECONDS = 0.25
-_MAX_STEPS = 200
+_log = logging.getLogger(__name__)
+
 MIN_REMOTE_STEP_SECONDS = 25e-6
 """Environments whose step takes less are stepped in the driver. For these, the policy and the learner take most of the
 time, and starting a worker takes longer than many iterations."""
 
 
-@dataclass(frozen=True)
-class StepCost:
-    """The time that one step of one environment takes, in seconds."""
-
-    wall: float
-    """Elapsed time."""
-    cpu: float
-    """CPU time; the rest is waiting."""
-
-
-def measure_step(env: EnvSettings, like: Slots, slots_per_shard: int) -> StepCost:
-    """Measure the cost of a step, with random actions in temporary environments.
+def decide_workers(cfg: Any, env: EnvSettings, slots: Slots, sources: Sources, *, resumed: bool) -> tuple[int, str]:
+    """Return the number of workers of a run, 0 for stepping in the driver, and the reason if it is not the user's.
 
     Args:
+        cfg: the config, adapted to the environment.
         env: the environment.
-        like: existing slots of it, which show whether it is natively vectorised.
-        slots_per_shard: the width of such a vector.
+        slots: existing slots of it.
+        sources: where the settings come from.
+        resumed: whether the run is resumed.
     """
-    slots = make_slots(env, 1 if isinstance(like, SteppedSlots) else slots_per_shard)
-    try:
-        obs = empty(slots.observation_space, (slots.num,))
-        reward, ended = np.zeros(slots.num, np.float32), np.zeros((2, slots.num), bool)
-        all_slots = list(range(slots.num))
-        slots.action_space.seed(0)
-        actions = [[slots.action_space.sample() for _ in all_slots] for _ in range(_MAX_STEPS)]
-        slots.reset(all_slots, [derive_seed(0, Purpose.EVALUATION, slot) for slot in all_slots], obs)
-        slots.step(np.array(actions[0]), all_slots, obs, reward, ended)  # the first step is often slower
-        walls: list[float] = []
-        cpus: list[float] = []
-        episode = 0
-        while len(walls) < _MAX_STEPS and (sum(walls) < _MEASURE_SECONDS or len(walls) < 2):
-            ended_slots = np.flatnonzero(ended.any(0)).tolist()
-            if ended_slots:
-                episode += 1
-                slots.reset(
-                    ended_slots, [derive_seed(0, Purpose.EVALUATION, slot, episode) for slot in ended_slots], obs
-                )
-                ended[:] = False
-            wall_start, cpu_start = time.perf_counter(), time.process_time()
-            slots.step(np.array(actions[len(walls)]), all_slots, obs, reward, ended)
-            walls.append(time.perf_counter() - wall_start)
-            cpus.append(time.process_time() - cpu_start)
-    finally:
-        slots.close()
-    # Not the mean: one step during which another program had the core would outweigh hundreds.
-    return StepCost(interquartile_mean(walls) / slots.num, interquartile_mean(cpus) / slots.num)
+    if cfg.num_workers != "auto":
+        num_workers, reason = limit_workers(cfg, sources, resumed=resumed)
+        if reason:
+            _log.warning("using %s", reason)
+        return num_workers, reason
+    if cfg.engine == "inline":
+        return 0, ""
+    limits = {"max_env_failures": cfg.max_env_failures, "deadline": cfg.item_deadline}
+    cost = measure_step(env, slots, cfg.num_envs // cfg.num_shards, **limits)
+    return choose_workers(cost, num_cores(), cfg.num_shards)
 
 
 def choose_workers(cost: StepCost, cores: int, num_shards: int) -> tuple[int, str]:
@@ -78,6 +52,10 @@ def choose_workers(cost: StepCost, cores: int, num_shards: int) -> tuple[int, st
     >>> choose_workers(StepCost(wall=5e-2, cpu=1e-4), cores=2, num_shards=10)
     (10, '10 workers: an environment step takes 50 ms, mostly waiting, so one for each of 10 shards')
     """
+    if cost.timed_out is not None:
+        num_workers = max(1, choose_workers(dataclasses.replace(cost, timed_out=None), cores, num_shards)[0])
+        reason = f"an environment did not return within {format_duration(cost.timed_out)}"
+        return num_workers, f"{format_count(num_workers, 'worker')}: {reason}, and a worker that hangs is restarted"
     cost_text = f"an environment step takes {format_duration(cost.wall)}"
     if cost.wall < MIN_REMOTE_STEP_SECONDS:
         return 0, f"no workers: {cost_text}, and starting workers would take longer than they save"
@@ -96,3 +74,31 @@ def choose_workers(cost: StepCost, cores: int, num_shards: int) -> tuple[int, st
     else:
         reason = f"as many as {format_count(cores, 'core')} can feed and {format_count(num_shards, 'shard')} keep busy"
     return num_workers, f"{format_count(num_workers, 'worker')}: {cost_text}, so {reason}"
+
+
+def limit_workers(cfg: Any, sources: Sources, *, resumed: bool) -> tuple[int, str]:
+    """Return how many of the requested workers have a shard, and the reason if these are fewer.
+
+    Shards determine the results, and so are not added for workers. To ask for more workers than shards is an error only
+    if the user set both.
+
+    Args:
+        cfg: the config, adapted to the environment.
+        sources: where its settings come from.
+        resumed: whether the run is resumed, so that its shards cannot change.
+    """
+    if cfg.num_workers <= cfg.num_shards:
+        return cfg.num_workers, ""
+    shards, workers = format_count(cfg.num_shards, "shard"), format_count(cfg.num_shards, "worker")
+    if sources.get("num_shards") == USER and sources.get("num_workers") == USER:
+        raise ConfigError(
+            f"{cfg.num_workers} workers need at least as many shards, and num_shards is {cfg.num_shards}. Use at most "
+            f"{workers}{'' if resumed else ', or more shards (that changes the results)'}."
+        )
+    origin = {PRESET: "the preset has", DEFAULT: "the default is"}.get(sources.get("num_shards", ""), "there are")
+    reason = f"{workers} instead of {cfg.num_workers}: {origin} {shards}, and a worker without one would be idle"
+    possible = range(cfg.num_workers, cfg.num_envs + 1)
+    enough = next((number for number in possible if cfg.num_envs % number == 0), None)
+    if resumed or enough is None:
+        return cfg.num_shards, reason
+    return cfg.num_shards, f"{reason}. With num_shards {enough} all of them work, and the results differ"

@@ -8,19 +8,28 @@ from typing import Any
 
 
 class Callback(AbstractContextManager["Callback"]):
-    """Base class of callbacks of a training. Every method does nothing unless it is overridden."""
+    """Base class of callbacks of a training. Every method does nothing unless it is overridden.
+
+    >>> class PrintReturns(Callback):
+    ...     def on_iteration(self, row):
+    ...         print(row["time/total_timesteps"], row["rollout/ep_rew_mean"])
+    """
 
     def on_start(self, training: Any, path: Path) -> None:
-        """Handle the start of a training with this run directory."""
+        """Handle the start of a training (`raceway.training.train.Training`) with this run directory."""
 
     def on_iteration(self, row: dict[str, Any]) -> None:
-        """Handle the metrics of an iteration."""
+        """Handle the metrics of an iteration; docs/metrics.md explains them."""
 
     def on_checkpoint(self, steps: int) -> None:
         """Handle a checkpoint that was saved after this many environment steps."""
 
     def on_end(self, result: Any) -> None:
-        """Handle the end of the training."""
+        """Handle the end of the training; its result is what `train` returns."""
 
     def __exit__(self, *_: object) -> None:
         """Release resources."""
+
+
+class Display(Callback):
+    """Base class of callbacks that show the progress of a training, in place of the display that it has by default."""

@@ -7,19 +7,25 @@ import math
 import os
 import sys
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any, TextIO
 
 from gymnasium.spaces import Box
 
-from raceway.formatting import format_count
+from raceway.algorithms.setting_sources import describe_sources
+from raceway.formatting import format_clock, format_count
 from raceway.signals import EXIT_CODES
-from raceway.ui.callback import Callback
+from raceway.ui.breakpoints import BreakpointHook
+from raceway.ui.callback import Display
+from raceway.ui.phase_times import PhaseTimes
+from raceway.ui.sparkline import SPARKLINE_WIDTH, sparkline
 
 _log = logging.getLogger(__name__)
 
 RULE = "=" * 60
-_BARS = "▁▂▃▄▅▆▇█"
+MEAN_REWARD = "Mean Reward (last 100 episodes)"
+"""The name of the one number by which training is judged, wherever it is printed."""
 
 
 def describe_training(training: Any) -> list[str]:
@@ -35,23 +41,28 @@ def describe_training(training: Any) -> list[str]:
         f"Continuous actions: {isinstance(action_space, Box)}",
         f"Engine: {cfg.engine}, {where}" if training.num_workers else f"Engine: {where}",
     ]
-    lines += [f"  auto chose {training.num_workers_reason}"] if training.num_workers_reason else []
+    chosen_by = "auto chose" if cfg.num_workers == "auto" else "using"
+    lines += [f"  {chosen_by} {training.num_workers_reason}"] if training.num_workers_reason else []
     lines += [f"Training iterations: {num_iterations}"] if num_iterations else []
     lines += [f"Total timesteps: {cfg.total_timesteps:,}"] if cfg.total_timesteps else []
     if num_episodes:
         lines.append(f"Episodes per iteration: {num_episodes}")
         lines += [f"Total episodes: {num_iterations * num_episodes}"] if num_iterations else []
     lines += [f"Resumed from: {training.resume_point.checkpoint.path}"] if training.resume_point else []
-    return [*lines, f"Seed: {cfg.seed}"]
+    return [
+        *lines,
+        f"Seed: {cfg.seed}",
+        *describe_sources(cfg, training.setting_sources, training.env.name),
+    ]
 
 
-class TextDisplay(Callback):
-    """Plain lines of text: a banner, every tenth iteration and the last, and a summary."""
+class TextDisplay(Display):
+    """Plain lines of text: a banner, every tenth iteration and the last, every evaluation, and a summary."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream
         self._last_row: dict[str, Any] | None = None
-        self._last_printed = -1
+        self._last_printed, self._eval_episodes = -1, 0
         self._last_print_time = time.monotonic()
 
     def write(self, *lines: str) -> None:
@@ -66,6 +77,7 @@ class TextDisplay(Callback):
 
     def on_start(self, training: Any, path: Path) -> None:
         """Print the settings."""
+        self._eval_episodes = training.cfg.eval_episodes
         self.write(RULE, f"{training.algorithm.name.upper()} on {training.env.name}", RULE, "Configuration:")
         self.write(
             *(f"  {line}" for line in describe_training(training)), f"  Run directory: {path}", "", "Training..."
@@ -75,14 +87,20 @@ class TextDisplay(Callback):
         """Print every tenth iteration, and at least one every 30 seconds."""
         self._last_row = row
         index = row["time/iterations"] - 1
-        if index % 10 == 0 or time.monotonic() - self._last_print_time > 30:
+        interval = 10 ** max(1, len(str(index)) - 2)  # every hundredth from 1000 on, and so forth: runs can be fast
+        if index % interval == 0 or time.monotonic() - self._last_print_time > 30:
             self._print_row(row)
+        if "eval/mean_reward" in row:
+            self._print_last_row()
+            episodes = f" ({format_count(self._eval_episodes, 'episode')})" if self._eval_episodes else ""
+            steps = row["time/total_timesteps"]
+            self.write(f"Evaluation at {steps:,} steps | Mean Reward{episodes}: {format_evaluation(row)}")
 
     def _print_row(self, row: dict[str, Any]) -> None:
         self._last_printed, self._last_print_time = row["time/iterations"] - 1, time.monotonic()
-        mean = _mean_return(row)
+        mean = row["rollout/ep_rew_mean"]
         reward = "    none" if mean is None else f"{mean:8.1f}"
-        self.write(f"Iteration {self._last_printed:4d} | Mean Reward: {reward} | Loss: {_format_loss(row)}")
+        self.write(f"Iteration {self._last_printed:4d} | {MEAN_REWARD}: {reward} | Loss: {_format_loss(row)}")
 
     def on_checkpoint(self, steps: int) -> None:
         """Print that a checkpoint was saved, after the line of its iteration."""
@@ -99,10 +117,9 @@ class TextDisplay(Callback):
             self._print_row(self._last_row)
 
 
-def _mean_return(row: dict[str, Any]) -> float | None:
-    """Return the mean return of the episodes of an iteration, or of the latest ones if no episode ended in it."""
-    mean: float | None = row["rollout/iteration_rew_mean"]
-    return row["rollout/ep_rew_mean"] if mean is None else mean
+def format_evaluation(row: dict[str, Any]) -> str:
+    """Return the result of an evaluation as text."""
+    return f"{row['eval/mean_reward']:.1f} ± {row['eval/std_reward']:.1f}"
 
 
 def _format_loss(row: dict[str, Any]) -> str:
@@ -119,46 +136,47 @@ def summary_lines(summary: dict[str, Any], last_row: dict[str, Any] | None) -> l
     if last_row is None and not stopped and summary["resumed_at"] is not None:
         title = f"Nothing left to do: {summary['stopped_by']} was already reached. Set a higher value to continue."
     seconds = summary["train_seconds"]
-    final = summary["mean_return"] if last_row is None else _mean_return(last_row)
-    return [
+    final = summary["mean_return"]
+    lines = [
         RULE,
         title,
         f"  Total time: {seconds:.2f}s",
         f"  Episodes: {summary['episodes']} ({summary['episodes'] / seconds:.1f} episodes/sec)",
         f"  Steps: {summary['timesteps']:,} ({summary['fps']:,.0f} steps/sec)",
-        f"  Final Mean Reward: {'none' if final is None else format(final, '.1f')}",
-        f"  Stopped by: {summary['stopped_by']}",
-        f"  Run directory: {summary['run_dir']}",
-        RULE,
+        f"  {MEAN_REWARD}: {'none' if final is None else format(final, '.1f')}",
     ]
+    if summary["best_eval_mean_return"] is not None:
+        last = summary["eval_mean_return"]
+        last_text = "abandoned" if last is None else f"{last:.1f}"
+        lines.append(f"  Last evaluation: {last_text} (best: {summary['best_eval_mean_return']:.1f})")
+    if summary["env_failures"]:
+        lines.append(f"  Environment failures: {summary['env_failures']:,} (each discarded an episode)")
+    if summary["worker_restarts"]:
+        lines.append(f"  Worker restarts: {summary['worker_restarts']:,}")
+    return [*lines, f"  Stopped by: {summary['stopped_by']}", f"  Run directory: {summary['run_dir']}", RULE]
 
 
-def sparkline(values: list[float], width: int = 40) -> str:
-    """Return the last `width` values as a line of bars.
-
-    >>> sparkline([0.0, 5.0, 10.0])
-    '▁▅█'
-    """
-    visible = values[-width:]
-    if not visible:
-        return ""
-    low, high = min(visible), max(visible)
-    span = (high - low) or 1.0
-    return "".join(_BARS[min(7, int(8 * (value - low) / span))] for value in visible)
+def _describe_failures(row: dict[str, Any]) -> str:
+    """Return the failures so far as text."""
+    counts = {"environment failure": "rollout/env_failures", "worker restart": "rollout/worker_restarts"}
+    return ", ".join(format_count(row[name], noun) for noun, name in counts.items() if name in row)
 
 
-class LiveDisplay(Callback):
-    """A display on a terminal that is refreshed several times a second."""
+class LiveDisplay(Display):
+    """A display on a terminal that is refreshed several times a second; plain lines after a breakpoint."""
 
     def __init__(self, console: Any = None) -> None:
         from rich.console import Console
 
         self._console = console or Console()
         self._live: Any = None
+        self._breakpoint_hook = BreakpointHook(self._continue_as_text)
+        self._text_display: TextDisplay | None = None
         self._training: Any = None
         self._row: dict[str, Any] | None = None
-        self._mean_returns: list[float] = []
-        self._phase_seconds: dict[str, float] = {}
+        self._evaluation: str | None = None
+        self._mean_returns: deque[float] = deque(maxlen=SPARKLINE_WIDTH)
+        self._phase_times = PhaseTimes()
         self._start_time = time.monotonic()
 
     def on_start(self, training: Any, path: Path) -> None:
@@ -172,18 +190,22 @@ class LiveDisplay(Callback):
         for line in describe_training(training)[1:]:
             self._console.print(f"  {line}", highlight=False, markup=False)
         self._start_time = time.monotonic()
-        self._live = Live(console=self._console, refresh_per_second=8, get_renderable=self._render)
+        # The display may be on stderr: what the program prints to a file on stdout is left alone.
+        options: Any = {"redirect_stdout": sys.stdout.isatty(), "get_renderable": self._render}
+        self._live = Live(console=self._console, refresh_per_second=8, **options)
         self._live.start()
+        self._breakpoint_hook.install()
 
     def on_iteration(self, row: dict[str, Any]) -> None:
         """Update the displayed metrics."""
         self._row = row
-        if row["rollout/iteration_rew_mean"] is not None:
-            self._mean_returns.append(row["rollout/iteration_rew_mean"])
-        for name, value in row.items():
-            if name.endswith("_seconds") and name.startswith("time/"):
-                phase = name.removeprefix("time/").removesuffix("_seconds")
-                self._phase_seconds[phase] = self._phase_seconds.get(phase, 0.0) + value
+        if row["rollout/ep_rew_mean"] is not None:
+            self._mean_returns.append(row["rollout/ep_rew_mean"])
+        if "eval/mean_reward" in row:
+            self._evaluation = f"{format_evaluation(row)}  at {row['time/total_timesteps']:,} steps"
+        self._phase_times.add(row)
+        if self._text_display is not None:
+            self._text_display.on_iteration(row)
 
     def on_end(self, result: Any) -> None:
         """Stop the display, and print the summary."""
@@ -195,9 +217,15 @@ class LiveDisplay(Callback):
         self._stop()
 
     def _stop(self) -> None:
+        self._breakpoint_hook.remove()
         if self._live is not None:
             self._live.stop()
             self._live = None
+
+    def _continue_as_text(self) -> None:
+        self._stop()
+        stream: Any = self._console.file
+        self._text_display = TextDisplay(stream)
 
     def _render(self) -> Any:
         from rich.panel import Panel
@@ -217,9 +245,14 @@ class LiveDisplay(Callback):
             mean = row["rollout/ep_rew_mean"]
             mean_text = "none yet" if mean is None else f"[bold green]{mean:.1f}[/bold green]"
             grid.add_row("return", f"{mean_text}  [green]{sparkline(self._mean_returns)}[/green]")
+            grid.add_row("", "[dim]mean of the last 100 episodes[/dim]")
+            if self._evaluation is not None:
+                grid.add_row("evaluation", self._evaluation)
             grid.add_row("loss", _format_loss(row).strip())
             grid.add_row("speed", f"{row['time/fps']:,.0f} steps/s   {row['time/episodes'] / elapsed:,.1f} episodes/s")
             grid.add_row("bottleneck", self._bottleneck())
+            if "rollout/env_failures" in row or "rollout/worker_restarts" in row:
+                grid.add_row("failures", _describe_failures(row))
             if fraction_done is not None:
                 grid.add_row("", ProgressBar(total=1.0, completed=fraction_done, width=44))
                 grid.add_row("time", f"{format_clock(elapsed)} elapsed, {format_clock(seconds_left)} left")
@@ -241,23 +274,5 @@ class LiveDisplay(Callback):
 
     def _bottleneck(self) -> str:
         """Return the share of time of every phase, largest first."""
-        total = sum(self._phase_seconds.values()) or 1.0
-        phases = sorted(self._phase_seconds.items(), key=lambda phase: -phase[1])
-        shares = [f"{name} {seconds / total:.0%}" for name, seconds in phases]
+        shares = self._phase_times.texts()
         return "   ".join([f"[bold]{shares[0]}[/bold]", *shares[1:]]) if shares else ""
-
-
-def format_clock(seconds: float) -> str:
-    """Return a duration as h:mm:ss.
-
-    >>> format_clock(75), format_clock(3675)
-    ('1:15', '1:01:15')
-    """
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-def display_for(stream: TextIO) -> Callback:
-    """Return a live display for a terminal, and a text display for anything else."""
-    return LiveDisplay() if stream.isatty() else TextDisplay(stream)

@@ -13,16 +13,17 @@ from raceway.ui.figures import import_pyplot, save_figure
 _DOT_COLOUR, _LINE_COLOUR, _BAND_COLOUR = "#9bb7d4", "#1f5f99", "#f2a65a"
 
 
-def plot_returns(returns: Sequence[float], title: str, path: Path, show: bool = False) -> Path:
-    """Plot the return of every episode, and their moving average over 100 episodes."""
+def plot_returns(metrics: Sequence[Mapping[str, Any]], title: str, path: Path, show: bool = False) -> Path:
+    """Plot the return of every episode in rows of metrics, and their moving average over 100 episodes."""
     plt = import_pyplot(show)
     figure, axes = plt.subplots(figsize=(9, 4.8), layout="constrained")
-    values = np.asarray(returns, float)
-    axes.plot(values, ".", ms=2.5, color=_DOT_COLOUR, alpha=0.5, label="episode", rasterized=True)
+    values = np.array([value for row in metrics for value in row["returns"]], float)
+    numbers = np.concatenate([np.arange(-len(row["returns"]), 0) + row["time/episodes"] for row in metrics])
+    axes.plot(numbers, values, ".", ms=2.5, color=_DOT_COLOUR, alpha=0.5, label="episode", rasterized=True)
     window = min(100, max(1, len(values)))
     if len(values):
         means = np.convolve(values, np.ones(window) / window, "valid")
-        axes.plot(np.arange(window - 1, len(values)), means, color=_LINE_COLOUR, lw=2, label=f"mean of {window}")
+        axes.plot(numbers[window - 1 :], means, color=_LINE_COLOUR, lw=2, label=f"mean of {window}")
     _style_axes(axes, title, "episode", "return")
     return save_figure(plt, figure, path, show)
 
@@ -41,7 +42,7 @@ def plot_seeds(
     low, high = np.quantile(table, [0.25, 0.75], axis=0)
     axes.fill_between(grid, low, high, color=_BAND_COLOUR, alpha=0.25, lw=0, label="interquartile range")
     axes.plot(grid, table.mean(0), color=_LINE_COLOUR, lw=2.2, label=f"mean of {len(curves)} seeds")
-    _style_axes(axes, title, "environment steps", "mean return of 100 episodes")
+    _style_axes(axes, title, "environment steps", "mean return of the last 100 episodes")
     axes.xaxis.set_major_formatter(plt.matplotlib.ticker.EngFormatter(sep=""))
     return save_figure(plt, figure, path, show)
 

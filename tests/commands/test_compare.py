@@ -99,3 +99,18 @@ def test_without_matplotlib_there_is_a_table_and_no_plot(output: Output, monkeyp
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigError, match="needs matplotlib"):
         compare.run(["run", "--out", "c.png"])
+
+
+def test_tables_fit_into_a_narrow_terminal(output: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    for number in range(3):
+        settings = {"first_long_setting": number, "second_long_setting": number, "lr": number}
+        make_seeds(f"runs/{number}", [1.0 + number, 2.0 + number], **settings)
+    lines = output(compare.run, "runs")
+    assert max(map(len, lines)) <= 60
+    assert "  [3] ppo first_long_setting=2 lr=2 second_long_setting=2" in lines
+    assert next(line for line in lines if "[3] > [1]" in line).split()[3] == "1.00"
+    assert "the intervals are too narrow: all of them." in " ".join(map(str.strip, lines))
+    monkeypatch.setenv("COLUMNS", "200")
+    lines = output(compare.run, "runs")
+    assert any(line.startswith("  ppo first_long_setting=2 lr=2 second_long_setting=2  ") for line in lines)

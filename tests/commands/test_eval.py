@@ -169,7 +169,7 @@ def test_a_gif(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_mistakes_are_errors_before_the_evaluation(
     run: Path, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raceway.loaded_policy.evaluate", lambda *_, **__: pytest.fail("it was evaluated"))
+    monkeypatch.setattr("raceway.runs.trained_policy.evaluate", lambda *_, **__: pytest.fail("it was evaluated"))
     with pytest.raises(ConfigError, match=message):
         eval_command.run([str(run), *arguments])
 
@@ -177,7 +177,7 @@ def test_mistakes_are_errors_before_the_evaluation(
 def test_an_environment_that_cannot_render_is_an_error(
     odd_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raceway.loaded_policy.evaluate", lambda *_, **__: pytest.fail("it was evaluated"))
+    monkeypatch.setattr("raceway.runs.trained_policy.evaluate", lambda *_, **__: pytest.fail("it was evaluated"))
     with pytest.raises(ConfigError, match=r"Odd-v0 cannot be recorded: rgb_array is not one of its render modes, \[\]"):
         eval_command.run([str(odd_run), "--trust", "--video", str(tmp_path / "video.mp4")])
 

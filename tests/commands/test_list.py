@@ -30,11 +30,31 @@ def test_runs_are_listed_the_newest_last(output: Output, monkeypatch: pytest.Mon
     with Path("runs/a/lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         head, *rows = output(list_command.run, "--runs")
-    assert head.split() == ["run", "algorithm", "env", "seed", "steps", "mean", "return", "fps", "status", "age"]
+    assert head.split() == [
+        "run",
+        "algorithm",
+        "env",
+        "seed",
+        "steps",
+        "mean",
+        "return",
+        "(last",
+        "100)",
+        "fps",
+        "status",
+        "age",
+    ]
     assert [row.split() for row in rows] == [
-        ["runs/b/seed-0", "a2c", "CartPole-v1", "0", "100", "-", "200", "stopped", "2", "h"],
+        ["runs/b/seed-0", "a2c", "CartPole-v1", "0", "100", "-", "200", "killed", "2", "h"],
         ["runs/a", "ppo", "CartPole-v1", "3", "200", "12.3", "200", "running", "30", "s"],
     ]
+
+
+def test_a_crashed_run_is_listed_with_its_error(output: Output) -> None:
+    path = make_run(Path("runs/a"), stopped_by="error", error="ValueError: no")
+    _, row, note = output(list_command.run, "--runs")
+    assert " crashed " in row
+    assert note == f"{path} crashed: ValueError: no (see {path}/error.txt)"
 
 
 def test_a_run_that_cannot_be_read_does_not_hide_the_others(output: Output) -> None:

@@ -33,7 +33,8 @@ def test_labels_of_a_plot(output: Output) -> None:
     output(plot.run, "runs", "--out", "new/all.svg", "--x", "time")
     texts = texts_in("new/all.svg")
     for text in ("ppo lr=0.1 (2 seeds)", "ppo lr=0.2 (3 seeds)", "a2c (1 seed)", "CartPole-v1", "Acrobot-v1",
-                 "interquartile range of the seeds", "seconds of training", "mean return of 100 episodes"):  # fmt: skip
+                 "interquartile range of the seeds", "seconds of training",
+                 "mean return of the last 100 episodes"):  # fmt: skip
         assert text in texts
 
 

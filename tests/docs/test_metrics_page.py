@@ -36,7 +36,7 @@ def test_every_metric_is_documented(name: str, tmp_path: Path, monkeypatch: pyte
     fields = {field.name for field in dataclasses.fields(config)}
     small = {setting: value for setting, value in SMALL.items() if setting in fields}
     result = train(name, env=config.env, iterations=12, engine="inline", **small)
-    written = {key for row in result.metrics for key in row} - {"returns"}
+    written = {key for row in result.metrics for key in row} - {"returns", "counts"}
     documented = documented_metrics()
     assert "train/loss" in written, "the run was too short for a gradient step"
     assert written - documented.keys() == set()
@@ -49,6 +49,7 @@ def test_metrics_of_evaluations_failures_and_checkpoints_are_documented() -> Non
         "eval/std_reward",
         "eval/mean_ep_length",
         "rollout/env_failures",
+        "rollout/worker_restarts",
         "time/save_seconds",
     }
     assert expected <= documented_metrics().keys()

@@ -1,11 +1,16 @@
-"""A Ray cluster of two nodes, one of which is lost and comes back. Run by test_ray.py in its own process."""
+"""A Ray cluster of two nodes, with authentication, one of which is lost. Run by test_ray.py in its own process.
 
-import os
+Args: a directory with modules that no node can import once it is deleted, which this program does.
+"""
+
+import shutil
+import sys
 
 import numpy as np
 import ray
 from ray.cluster_utils import Cluster
 
+from raceway.engine.base import Actor
 from raceway.engine.ray.engine import RayEngine
 from raceway.errors import ActorDied
 from raceway.runner import Runner
@@ -16,58 +21,59 @@ HEALTH = {"health_check_period_ms": 500, "health_check_failure_threshold": 3, "h
 GENEROUS = 90.0
 
 
-def main() -> None:
-    cluster = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 2, "resources": {"head": 4}, "include_dashboard": False, "_system_config": HEALTH},
-    )
+class Importer:
+    def work(self, number: int) -> int:
+        from beside.helper import triple
+
+        return triple(number)
+
+
+def main(directory: str) -> None:
+    sys.path.insert(0, directory)
+    head = {"num_cpus": 2, "resources": {"head": 4}, "include_dashboard": False, "_system_config": HEALTH}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     node = cluster.add_node(num_cpus=2, resources={"lost": 4})
-    ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
     try:
-        check_engine(cluster, node)
-        node = cluster.add_node(num_cpus=2, resources={"lost": 4})
-        cluster.wait_for_nodes()
-        check_runner(cluster, node)
+        with RayEngine(address=cluster.address) as engine:
+            survivor = engine.spawn(Box, resources={"head": 1})
+            victim = engine.spawn(Box, resources={"lost": 1})
+            check_shipped_modules(engine, survivor, directory)
+            check_loss(cluster, node, survivor, victim)
+            cluster.add_node(num_cpus=2, resources={"lost": 4})
+            engine.restart(victim).result(GENEROUS)
+            assert victim.incarnation == 1
+            assert victim.call("echo", 3).result(GENEROUS) == 3
+            print("the actor was restarted", flush=True)
+        assert not ray.is_initialized()
     finally:
-        ray.shutdown()
         cluster.shutdown()
 
 
-def check_engine(cluster: Cluster, node: object) -> None:
-    with RayEngine() as engine:
-        survivor = engine.spawn(Box, resources={"head": 1})
-        victim = engine.spawn(Box, resources={"lost": 1})
-        survivor.ready.result(GENEROUS)
-        victim.ready.result(GENEROUS)
-        assert victim.node != survivor.node
-        assert survivor.call("echo", np.ones(1000)).result(GENEROUS).sum() == 1000
-        running, queued = victim.call("sleep", 600), victim.call("echo", 1)
+def check_shipped_modules(engine: RayEngine, ready: Actor, directory: str) -> None:
+    ready.ready.result(GENEROUS)
+    shutil.rmtree(directory)
+    assert engine.spawn(Importer).call("work", 14).result(GENEROUS) == 42
+    print("the modules were shipped", flush=True)
+
+
+def check_loss(cluster: Cluster, node: object, survivor: Actor, victim: Actor) -> None:
+    """Lose the node under an engine and a Runner that use it at the same time."""
+    victim.ready.result(GENEROUS)
+    assert victim.node != survivor.node
+    assert survivor.call("echo", np.ones(1000)).result(GENEROUS).sum() == 1000
+    with Runner("nodes", engine="ray") as rr:
+        pinned = rr.service(services.sleep, resources={"lost": 1}, workers=1, warmup=1)
+        service = rr.service(services.sleep, workers=2, warmup=2)
+        futures = [service(0.2, number) for number in range(20)]
         unaffected = survivor.call("sleep", 1.0)
+        doomed = [victim.call("sleep", 600), victim.call("echo", 1), pinned(600)]
         cluster.remove_node(node, allow_graceful=False)
-        for call in (running, queued):
+        for call in doomed:
             error = call.exception(GENEROUS)
             assert isinstance(error, ActorDied), error
         assert unaffected.result(GENEROUS) == "slept"
         assert survivor.call("echo", 2).result(GENEROUS) == 2
         print("the engine continues", flush=True)
-        new_node = cluster.add_node(num_cpus=2, resources={"lost": 4})
-        cluster.wait_for_nodes()
-        engine.restart(victim).result(GENEROUS)
-        assert victim.incarnation == 1
-        assert victim.call("echo", 3).result(GENEROUS) == 3
-        print("the actor was restarted", flush=True)
-    cluster.remove_node(new_node)
-
-
-def check_runner(cluster: Cluster, node: object) -> None:
-    with Runner("nodes", engine="ray") as rr:
-        pinned = rr.service(services.sleep, resources={"lost": 1}, workers=1, warmup=1)
-        service = rr.service(services.sleep, workers=2, warmup=2)
-        doomed = pinned(600)
-        futures = [service(0.2, number) for number in range(20)]
-        cluster.remove_node(node, allow_graceful=False)
-        error = doomed.exception(GENEROUS)
-        assert isinstance(error, ActorDied), error
         results = [(future.exception(GENEROUS), number, future) for number, future in enumerate(futures)]
         failed = [number for error, number, _ in results if error is not None]
         assert len(failed) <= 2, "at most what ran on the lost node"
@@ -76,5 +82,4 @@ def check_runner(cluster: Cluster, node: object) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    main()
+    main(sys.argv[1])

@@ -1,4 +1,4 @@
-"""The ray engine: lost nodes, shipped modules, and Ray's private API."""
+"""The ray engine: a cluster, lost nodes, shipped modules, and Ray's private API."""
 
 import os
 import subprocess
@@ -16,19 +16,32 @@ from tests.conftest import GENEROUS
 ROOT = Path(__file__).parents[2]
 
 
-def test_losing_a_node() -> None:
-    process = subprocess.run(
-        [sys.executable, "-m", "tests.engine.node_loss"],
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=280,
-        env=os.environ | {"RAY_USAGE_STATS_ENABLED": "0"},
+        env=os.environ | {"RAY_USAGE_STATS_ENABLED": "0"} | environment,
         check=False,
     )
+
+
+def test_a_cluster_that_loses_a_node(tmp_path: Path) -> None:
+    """It asks for a token, and its nodes have only the modules that the driver ships."""
+    (tmp_path / "beside").mkdir()
+    (tmp_path / "beside" / "__init__.py").write_text("")
+    (tmp_path / "beside" / "helper.py").write_text("def triple(x):\n    return 3 * x\n")
+    process = run("-m", "tests.engine.node_loss", str(tmp_path), RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="secret")
     assert process.returncode == 0, process.stdout + process.stderr
-    lines = [line for line in process.stdout.splitlines() if line.startswith("the ")]  # Ray prints others in between
-    assert lines == ["the engine continues", "the actor was restarted", "the runner continues"]
+    assert process.stdout.splitlines() == [
+        "the modules were shipped",
+        "the engine continues",
+        "the runner continues",
+        "the actor was restarted",
+    ]
+    assert "state-dump" not in process.stderr, "the log of the lost node was printed"
 
 
 def test_collecting_sources(tmp_path: Path) -> None:
@@ -41,46 +54,6 @@ def test_collecting_sources(tmp_path: Path) -> None:
     sources = collect_sources([str(tmp_path), *sys.path[-1:]])
     assert set(sources) == {"alone", "package", "package.inner", "package.inner.deep"}
     assert sources["package"][:2] == ("y = 2\n", True)
-
-
-def test_modules_are_shipped_to_a_cluster(tmp_path: Path) -> None:
-    """The modules are deleted before a worker imports them, so only the shipped ones can be used."""
-    (tmp_path / "beside").mkdir()
-    (tmp_path / "beside" / "__init__.py").write_text("")
-    (tmp_path / "beside" / "helper.py").write_text("def triple(x):\n    return 3 * x\n")
-    script = tmp_path / "script.py"
-    script.write_text(
-        f"""
-import os, shutil, sys
-import ray
-from ray.cluster_utils import Cluster
-from raceway.engine.ray.engine import RayEngine
-
-class Actor:
-    def work(self, x):
-        from beside.helper import triple
-        return triple(x)
-
-cluster = Cluster(initialize_head=True, head_node_args={{"num_cpus": 1, "include_dashboard": False}})
-with RayEngine(address=cluster.address) as engine:
-    warm = engine.spawn(list)
-    warm.ready.result({GENEROUS * 2})
-    shutil.rmtree(os.path.join(os.path.dirname(os.path.abspath(__file__)), "beside"))
-    print(engine.spawn(Actor).call("work", 14).result({GENEROUS * 2}))
-cluster.shutdown()
-"""
-    )
-    process = subprocess.run(
-        [sys.executable, str(script)],
-        cwd="/",
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"},
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr
-    assert process.stdout.endswith("42\n"), process.stdout
 
 
 @pytest.mark.usefixtures("ray_session")
@@ -156,7 +129,16 @@ def test_ray_prints_on_stderr_if_it_has_the_private_function(monkeypatch: pytest
     assert private_api.print_on_stderr(), "a second call must change nothing"
     assert worker.print_to_stdstream is replaced
     worker.print_to_stdstream({"is_err": False, "lines": ["hello"]}, ignore_prefix=True)
-    assert printed == [{"is_err": True, "lines": ["hello"]}]
+    died = "Raylet is terminated. Possible reasons include: (1) SIGKILL. Last 20 lines of the Raylet logs:\n  a\n  b\n"
+    worker.print_to_stdstream({"is_err": False, "lines": [died], "pid": "raylet"}, ignore_prefix=False)
+    assert printed == [
+        {"is_err": True, "lines": ["hello"]},
+        {
+            "is_err": True,
+            "lines": ["Raylet is terminated. Possible reasons include: (1) SIGKILL."],
+            "pid": "raylet",
+        },
+    ]
     for lacking in (SimpleNamespace(), SimpleNamespace(_private=SimpleNamespace(worker=SimpleNamespace()))):
         monkeypatch.setattr(private_api, "ray", lacking)
         assert not private_api.print_on_stderr()
@@ -194,35 +176,33 @@ def test_other_errors_of_starting_ray_are_raised(monkeypatch: pytest.MonkeyPatch
         private_api.start_ray({}, "/tmp/somewhere")
 
 
-@pytest.mark.parametrize(("variables", "niceness"), [({}, 0), ({"RAY_worker_niceness": "7"}, 7)])
-def test_a_local_ray_runs_workers_at_ordinary_priority(variables: dict[str, str], niceness: int) -> None:
+def test_the_users_priority_of_workers_is_kept() -> None:
+    assert private_api.ordinary_priority({}) == {"RAY_worker_niceness": "0"}
+    assert private_api.ordinary_priority({"RAY_worker_niceness": "7"}) == {"RAY_worker_niceness": "7"}
+
+
+def test_a_local_ray_has_ordinary_priority_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    """A token in the home would turn on authentication for the clusters that the user starts later."""
     program = """
-import glob
-import os
+import glob, os
 from raceway.engine import make_engine
-from raceway.engine.process.worker import thread_environment
-def variables():  # those that the engine sets while it starts Ray; Ray sets others
-    return [os.environ.get(name) for name in (*thread_environment(1), "RAY_USAGE_STATS_ENABLED", "RAY_worker_niceness")]
+
+def variables():  # Ray sets others that change nothing
+    names = ("OMP_NUM_THREADS", "RAY_USAGE_STATS_ENABLED", "RAY_worker_niceness", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
+    return [os.environ.get(name) for name in names]
+
+class Worker:
+    def niceness_and_authentication(self):
+        return os.nice(0), os.environ["RAY_AUTH_MODE"], len(os.environ["RAY_AUTH_TOKEN"])
+
 before = variables()
 with make_engine("ray") as engine:
-    class Nice:
-        def level(self):
-            return os.nice(0)
-
-    print("niceness", engine.spawn(Nice).call("level").result(60), before == variables())
+    print(engine.spawn(Worker).call("niceness_and_authentication").result(60), before == variables())
     pattern = f"/tmp/raceway-{os.getpid()}-*"
-    print("directories", len(glob.glob(pattern + "/session_latest")), end=" ")
-print(len(glob.glob(pattern)))
+    print(len(glob.glob(pattern + "/session_latest")), end=" ")
+print(len(glob.glob(pattern)), os.listdir(os.environ["HOME"]))
 """
-    process = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=os.environ | variables,
-        check=False,
-    )
-    level = os.nice(0) + niceness  # Ray's setting is added to that of the driver
-    assert f"niceness {level} True" in process.stdout, process.stdout + process.stderr
-    assert "directories 1 0" in process.stdout, "Ray's files were not in our directory, or it was not removed"
+    process = run("-c", program, HOME=str(tmp_path))
+    # Ray's setting of niceness is added to that of the driver.
+    expected = [f"({os.nice(0)}, 'token', 64) True", "1 0 []"]
+    assert process.stdout.splitlines() == expected, process.stdout + process.stderr

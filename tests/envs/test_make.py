@@ -266,3 +266,8 @@ def test_an_environment_that_envpool_does_not_have(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "envpool", Pool())
     with pytest.raises(ConfigError, match=r"EnvPool has no 'Acrobot-v1'. Use --vector auto"):
         make_slots(EnvSettings("acrobot", vector="envpool"), 1)
+
+
+def test_an_environment_object_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="Pass its class, or a function that creates one"):
+        make_env(EnvSettings(gym.make("CartPole-v1")))  # type: ignore[arg-type]

@@ -133,6 +133,12 @@ def test_a_module_that_does_not_register_the_id(module: str) -> None:
         resolve_env_id(f"{module}:Stil-v0")
 
 
+def test_a_class_that_is_not_registered() -> None:
+    message = r"tests.flaky_envs has 'Flaky'.* Add .*gymnasium.register\(\"Flaky-v0\", entry_point=Flaky\)"
+    with pytest.raises(ConfigError, match=message):
+        resolve_env_id("tests.flaky_envs:Flaky")
+
+
 @pytest.mark.usefixtures("own_path")
 def test_an_unknown_module() -> None:
     with pytest.raises(ConfigError, match=r"'no_such_place:Id-v0': there is no module 'no_such_place' here"):

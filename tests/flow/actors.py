@@ -142,6 +142,20 @@ class Sum:
         return self.total
 
 
+class OneBehind:
+    """Passes on the item before each one, and the last at the end."""
+
+    def __init__(self) -> None:
+        self.last: list[Any] = []
+
+    def __call__(self, item: Any) -> list[Any]:
+        previous, self.last = self.last, [item]
+        return previous
+
+    def finish(self) -> list[Any]:
+        return self.last
+
+
 class Pairs:
     """Holds every first item back until the second arrives."""
 
@@ -157,6 +171,22 @@ class Pairs:
 
     def finish(self) -> list[Any]:
         return [] if self.first is None else [(self.first[0],)]
+
+
+class HoldBack:
+    """Holds `size` items back and returns them together; the rest at the end."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.held: list[Any] = []
+
+    def __call__(self, item: Any) -> list[Any]:
+        self.held.append(item)
+        return self.finish() if len(self.held) == self.size else []
+
+    def finish(self) -> list[Any]:
+        held, self.held = self.held, []
+        return held
 
 
 def two_counters(engine: Engine) -> list[Actor]:

@@ -3,6 +3,8 @@
 import collections
 import itertools
 import operator
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -245,6 +247,87 @@ def test_a_run_can_be_closed_by_its_own_operator() -> None:
     runs: list[Any] = []
     runs.append(iter(Iter.from_range(5).for_each(lambda x: runs[0].close() if x == 2 else x, on="thread", queue=1)))
     assert list(runs[0])[:2] == [0, 1]
+
+
+class Blocks:
+    """An operator whose first call waits for an event."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+
+    def __call__(self, value: int) -> list[int]:
+        self.calls.append(value)
+        if len(EVENTS) and not EVENTS[0].is_set():
+            EVENTS[1].set()
+            assert EVENTS[0].wait(GENEROUS)
+            self.calls.append(-1)
+        return list(self.calls)
+
+
+EVENTS: list[threading.Event] = []
+"""An event to end the call, and one that is set when the call has started."""
+
+
+@pytest.fixture
+def blocked() -> Iterator[tuple[threading.Event, threading.Event]]:
+    EVENTS[:] = threading.Event(), threading.Event()
+    yield EVENTS[0], EVENTS[1]
+    EVENTS[0].set()
+    EVENTS.clear()
+
+
+Events = tuple[threading.Event, threading.Event]
+
+
+@pytest.mark.parametrize("leave", ["close", "exception", "garbage collection"])
+def test_leaving_a_flow_does_not_wait_for_a_call_on_a_thread(blocked: Events, leave: str) -> None:
+    go_on, started = blocked
+    operator = Blocks()
+    flow = union_async(Iter.from_range(9).for_each(operator, on="thread"), Iter.from_items("ab"))
+    run = iter(flow)
+    assert next(run) == "a"
+    assert started.wait(GENEROUS)
+    if leave == "exception":
+        with pytest.raises(ZeroDivisionError), run:
+            1 // 0  # noqa: B018
+    elif leave == "close":
+        run.close()
+    else:
+        del run
+    assert operator.calls == [0]  # it still runs
+    again = iter(flow)
+    assert next(again) == "a"
+    assert operator.calls == [0]  # the next run calls the operator after that, and with a state of its own
+    go_on.set()
+    assert [item for item in again if item != "b"] == [[*range(number + 1)] for number in range(9)]
+
+
+def test_a_run_can_wait_for_calls_on_threads_when_it_is_closed(blocked: Events) -> None:
+    go_on, started = blocked
+    operator = Blocks()
+    blocks = Iter.from_range(9).for_each(operator, on="thread", queue=1)
+    with union_async(blocks, Iter.from_items("ab")).start(wait=True) as run:
+        assert next(run) == "a"
+        assert started.wait(GENEROUS)
+        threading.Timer(0.05, go_on.set).start()
+    assert operator.calls == [0, -1]
+
+
+def test_the_interpreter_exits_while_a_call_runs_on_a_thread() -> None:
+    program = """
+import threading
+from raceway.flow import Iter, union_async
+started = threading.Event()
+def block(value):
+    started.set()
+    threading.Event().wait()
+run = iter(union_async(Iter.from_range(9).for_each(block, on="thread"), Iter.from_items("ab")))
+print(next(run))
+started.wait()
+run.close()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=GENEROUS, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("a\n", "")
 
 
 def test_actors_with_the_same_name_cannot_be_restored() -> None:

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -217,36 +215,60 @@ def test_two_flows_on_one_set_of_actors_both_recover(fragile: list[Actor]) -> No
     assert len(second) == 40
 
 
+class DiesInState:
+    """Passes items on. Kills its process when its state is read, the first time."""
+
+    def __init__(self, marker: str) -> None:
+        self.marker = marker
+
+    def __call__(self, value: int) -> int:
+        return value
+
+    def state(self) -> int:
+        return int(fail_on(0, bad=0, marker=self.marker))
+
+    def restore(self, state: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("gather", ["gather_sync", "gather_async"])
 @engines("process")
-def test_repeated_kills(engine: Engine) -> None:
-    actors = [engine.spawn(Fragile, (number,)) for number in range(3)]
-    stop = threading.Event()
+def test_a_state_survives_the_death_of_an_actor(fragile: list[Actor], tmp_path: Path, gather: str) -> None:
+    """The actor is restarted as it would be for an item, and nothing is lost or doubled, here or after a restore."""
+    numbers = ParIter.from_range(60, fragile, num_shards=3).for_each(DiesInState(str(tmp_path / "died")))
+    shards = numbers.on_failure("restart", budget=9)
+    flow = shards.gather_sync().flatten() if gather == "gather_sync" else shards.gather_async(2)
+    with flow.start() as run:
+        items = [next(run) for _ in range(10)]
+        state = run.state()
+        assert run.counts["restarted"] >= 1
+        assert sorted(items + list(run)) == list(range(60))
+    assert sorted(items + list(flow.restore(state))) == list(range(60))
 
-    def kill_repeatedly() -> None:
-        for number in range(12):
-            if stop.wait(0.1):
-                return
-            pid = actors[number % 3].pid
-            if pid is not None and actors[number % 3].alive:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
 
-    killer = threading.Thread(target=kill_repeatedly)
-    killer.start()
-    try:
-        flow = ParIter.from_range(6000, actors).on_failure("restart", budget=10**6).gather_async(num_async=2)
-        with flow.start() as run:
-            items = []
-            for item in run:
-                items.append(item)
-                time.sleep(0.0002)
-    finally:
-        stop.set()
-        killer.join()
-    assert sorted(items) == list(range(6000))
-    assert run.counts["restarted"] >= 3
+@engines("process")
+def test_a_state_without_a_dropped_shard(fragile: list[Actor], tmp_path: Path) -> None:
+    numbers = ParIter.from_range(40, fragile).for_each(DiesInState(str(tmp_path / "died")))
+    flow = numbers.on_failure("drop").gather_sync().flatten()
+    with flow.start() as run:
+        items = [next(run) for _ in range(10)]
+        state = run.state()
+        assert run.counts == {"dropped": 1, "lost": 0}
+        rest = list(run)
+    assert {x % 2 for x in rest} in ({0}, {1})
+    assert rest == [x for x in range(10, 40) if x % 2 == rest[0] % 2]
+    with flow.start(state=state) as restored:
+        assert list(restored) == rest
+    assert items == list(range(10))
+
+
+@engines("process")
+def test_a_state_fails_with_its_flow(fragile: list[Actor], tmp_path: Path) -> None:
+    with ParIter.from_range(40, fragile).for_each(DiesInState(str(tmp_path / "died"))).gather_async().start() as run:
+        next(run)
+        with pytest.raises(ShardFailed, match=r"shard \d of from_range\(40.* failed: ActorDied"):
+            run.state()
+        assert list(run) == []  # without one of its shards, it would end early and look complete
 
 
 def test_a_dead_actor_of_an_operator_is_named() -> None:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter as Tally
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from raceway.errors import ConfigError, FlowError
 from raceway.flow import Envelope, Iter, ParIter, RateLimit, Shard, create, injected, send_msg, union, union_async
 from tests.conftest import GENEROUS, eventually
 from tests.engine.conftest import engines
-from tests.flow.actors import Aggregator, Countdown, Counter, Pairs, Sum, num_guests
+from tests.flow.actors import Aggregator, Countdown, Counter, OneBehind, Pairs, Sum, num_guests
 
 REMOTE = ("process", "ray")
 
@@ -354,6 +354,7 @@ def test_operators_in_the_driver() -> None:
     assert list(numbers.for_each(str).batch(4)) == [["0", "1", "2", "3"], ["4", "5", "6", "7"], ["8", "9"]]
     assert list(numbers.combine(Pairs())) == [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
     assert list(numbers.take(5).combine(Pairs())) == [(0, 1), (2, 3), (4,)]
+    assert list(numbers.combine(OneBehind())) == list(numbers)  # `finish` is called even if nothing is held back
     assert list(numbers.batch(3).flatten().filter(lambda x: x % 2)) == [1, 3, 5, 7, 9]
     assert list(numbers.flat_map(lambda x: [x] * x).take(6)) == [1, 2, 2, 3, 3, 3]
     assert list(numbers.take(0)) == []
@@ -560,80 +561,31 @@ def test_a_finite_flow_of_many_operators_ends(actors: list[Actor]) -> None:
     assert sorted(x for batch in items if isinstance(batch, list) for x in batch) == list(range(30))
 
 
-# Movable shards.
+class CountsPickling:
+    """A number that records in the driver how often it is sent."""
+
+    sent: ClassVar[list[int]] = []
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> Any:
+        self.sent.append(self.number)
+        return CountsPickling, (self.number,)
 
 
-class Numbered:
-    """Produces (shard number, item number), and is slow for the first shard."""
-
-    def __init__(self, seconds: float = 0.0) -> None:
-        self.seconds = seconds
-        self.produced: list[tuple[int, int]] = []
-
-    def make(self, *, shard: Shard = injected, number: int = injected) -> tuple[int, int]:
-        if shard.number == 0:
-            time.sleep(self.seconds)
-        self.produced.append((shard.number, number))
-        return shard.number, number
-
-    def get(self, name: str) -> Any:
-        return getattr(self, name)
+def number_of(item: CountsPickling) -> int:
+    return item.number
 
 
-@pytest.fixture
-def numbered(engine: Engine) -> list[Actor]:
-    actors = [engine.spawn(Numbered, (0.5,), name=f"numbered-{index}") for index in range(2)]
-    for actor in actors:
-        actor.ready.result(GENEROUS)
-    return actors
-
-
-def test_item_numbers_are_injected(numbered: list[Actor]) -> None:
-    with iter(create(numbered, "make", num_shards=3).gather_sync()) as run:
-        assert [next(run) for _ in range(2)] == [[(0, 0), (1, 0), (2, 0)], [(0, 1), (1, 1), (2, 1)]]
-        state = run.state()
-    restored = create(numbered, "make", num_shards=3).gather_sync().restore(state)
-    with restored:
-        assert next(restored) == [(0, 2), (1, 2), (2, 2)]
-
-
-@pytest.mark.parametrize("moves", [False, True])
-def test_moving_shards_does_not_change_the_items(numbered: list[Actor], moves: bool) -> None:
-    with iter(create(numbered, "make", num_shards=5, moves=moves).for_each(lambda x: x).gather_sync()) as run:
-        for number in range(3):
-            assert next(run) == [(shard, number) for shard in range(5)]
-        assert run.envelope is not None
-        assert [source.shard for source in run.envelope.sources] == list(range(5))
-
-
-@engines(*REMOTE)
-def test_shards_move_to_idle_actors(numbered: list[Actor]) -> None:
-    with iter(create(numbered, "make", num_shards=8, moves=True).gather_sync()) as run:
-        next(run)
-        slow, fast = sorted((actor.call("get", "produced").result(GENEROUS) for actor in numbered), key=len)
-        assert (0, 0) in slow
-        assert len(fast) > 4  # its own, and some of the slow actor's
-        assert num_guests(numbered[0]) + num_guests(numbered[1]) == 8  # a shard that moved was closed on its old actor
-
-
-@engines("process")
-def test_movable_shards_survive_the_death_of_an_actor(numbered: list[Actor]) -> None:
-    flow = create(numbered, "make", num_shards=6, moves=True).on_failure("restart", errors=False).gather_sync()
-    with iter(flow) as run:
-        next(run)
-        numbered[1].engine.kill(numbered[1])
-        assert [next(run) for _ in range(2)] == [[(shard, number) for shard in range(6)] for number in (1, 2)]
-
-
-@engines("process")
-def test_movable_shards_leave_a_dead_actor(numbered: list[Actor]) -> None:
-    flow = create(numbered, "make", num_shards=6, moves=True).on_failure("drop").gather_sync()
-    with iter(flow) as run:
-        next(run)
-        numbered[1].engine.kill(numbered[1])
-        remaining = {shard for shard, number in next(run)}
-        assert len(remaining) == 5
-        assert {shard for shard, number in next(run)} == remaining
+@pytest.mark.parametrize("source", ["from_items", "from_iterators"])
+@engines("inline", "process")
+def test_an_actor_is_sent_only_the_items_of_its_shards(actors: list[Actor], source: str) -> None:
+    items = [CountsPickling(number) for number in range(9)]
+    stream = getattr(ParIter, source)(items if source == "from_items" else [items[:5], items[5:]], actors)
+    CountsPickling.sent.clear()
+    assert sorted(stream.for_each(number_of).gather_async()) == list(range(9))
+    assert sorted(CountsPickling.sent) == list(range(9))
 
 
 def test_messages_carry_references(actors: list[Actor]) -> None:

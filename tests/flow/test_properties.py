@@ -1,7 +1,7 @@
 """Random plans over finite sources: they end, lose and repeat no item, and give the same items on all engines."""
 
 from collections import Counter as Tally
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from raceway.engine import make_engine
 from raceway.engine.base import Actor, Engine
 from raceway.flow import Iter, ParIter, union, union_async
-from tests.flow.actors import Counter
+from tests.flow.actors import Counter, HoldBack
 from tests.flow.module_fixtures import module_actors, module_engine, skip_leak_check  # noqa: F401
 
 MAX_SIZE = 17
@@ -39,20 +39,20 @@ class Case:
         )
 
 
-class HoldBack:
-    """Holds `size` items back and returns them together; the rest at the end."""
+class ReadAhead:
+    """A transform that reads `size` items ahead of those it yields, and keeps them in its state."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.held: list[int] = []
+        self.items: list[int] = []
 
-    def __call__(self, value: int) -> list[int]:
-        self.held.append(value)
-        return self.finish() if len(self.held) == self.size else []
-
-    def finish(self) -> list[int]:
-        held, self.held = self.held, []
-        return held
+    def __call__(self, items: Iterator[int]) -> Iterator[int]:
+        for item in items:
+            self.items.append(item)
+            if len(self.items) > self.size:
+                yield self.items.pop(0)
+        while self.items:
+            yield self.items.pop(0)
 
 
 def plus_one(value: int) -> int:
@@ -76,7 +76,7 @@ def sharded(
 ) -> tuple[Callable[[list[Actor]], ParIter[int]], list[int], str]:
     """Return a function that creates a ParIter with these operators, its expected items, and its description."""
     expected = list(range(count))
-    for op, _ in ops:
+    for op in [op for op, _ in ops if op != "repartition"]:
         expected = [result for x in expected for result in EXPECTED[op](x)]
 
     def make(actors: list[Actor]) -> ParIter[int]:
@@ -89,6 +89,8 @@ def sharded(
                 "hold": lambda s, size=size: s.combine(HoldBack(size)),
                 "batch": lambda s, size=size: s.batch(size).flat_map(list),
                 "shuffle": lambda s, size=size: s.shuffle(size, seed=size),
+                "transform": lambda s, size=size: s.transform(ReadAhead(size)),
+                "repartition": lambda s, size=size: s.repartition(size),
             }[op](stream)
         return stream
 
@@ -102,8 +104,9 @@ EXPECTED: dict[str, Callable[[int], list[int]]] = {
     "hold": lambda x: [x],
     "batch": lambda x: [x],
     "shuffle": lambda x: [x],
+    "transform": lambda x: [x],
 }
-OPS = st.lists(st.tuples(st.sampled_from(sorted(EXPECTED)), st.integers(1, 5)), max_size=4)
+OPS = st.lists(st.tuples(st.sampled_from([*sorted(EXPECTED), "repartition"]), st.integers(1, 5)), max_size=4)
 
 
 @st.composite
@@ -118,9 +121,7 @@ def sources(draw: st.DrawFn) -> Case:
 
 @st.composite
 def extended(draw: st.DrawFn, children: st.SearchStrategy[Case]) -> Case:
-    kind = draw(
-        st.sampled_from(["plus", "even", "repeat", "hold", "batch", "shuffle", "queue", "thread", "union", "split"])
-    )
+    kind = draw(st.sampled_from([*sorted(EXPECTED), "queue", "thread", "union", "split"]))
     case, size = draw(children), draw(st.integers(1, 5))
     if kind in EXPECTED:
         expected = [result for x in case.expected for result in EXPECTED[kind](x)]
@@ -131,6 +132,7 @@ def extended(draw: st.DrawFn, children: st.SearchStrategy[Case]) -> Case:
             "hold": lambda it: it.combine(HoldBack(size)),
             "batch": lambda it: it.batch(size).flatten(),
             "shuffle": lambda it: it.shuffle(size, seed=size),
+            "transform": lambda it: it.transform(ReadAhead(size)),
         }
         return case.then(adds[kind], expected, f"{kind}{size}")
     if kind == "queue":
@@ -138,14 +140,14 @@ def extended(draw: st.DrawFn, children: st.SearchStrategy[Case]) -> Case:
     if kind == "thread":
         return case.then(lambda it: it.for_each(identity, on="thread", queue=size), case.expected, f"thread{size}")
     if kind == "union":
-        other, weights = draw(children), [draw(st.sampled_from([1, 2, 0.5, 1.25])) for _ in range(2)]
+        other, weights = draw(children), [draw(st.sampled_from([1, 2, 0.5, 1.25, "*"])) for _ in range(2)]
         in_turn = draw(st.booleans())
 
         def join(actors: list[Actor]) -> Iter[Any]:
             branches = case.make_flow(actors), other.make_flow(actors)
             return union(*branches, weights=weights) if in_turn else union_async(*branches)
 
-        ordered = case.ordered and other.ordered and in_turn
+        ordered = case.ordered and other.ordered and in_turn and "*" not in weights
         return Case(
             join, case.expected + other.expected, ordered, f"union{weights if in_turn else '~'}({case}, {other})"
         )

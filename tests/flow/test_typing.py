@@ -17,6 +17,7 @@ def actors() -> list[Actor]: ...
 def half(x: int) -> float: ...
 def words(x: int) -> list[str]: ...
 def with_actor(x: int, *, actor: Any = injected, envelope: Envelope = injected) -> bytes: ...
+def pairs(items: Iterator[int]) -> Iterator[tuple[int, int]]: ...
 class Add:
     def __call__(self, x: int) -> str: ...
 numbers, many = Iter.from_range(9), ParIter.from_range(9, actors())
@@ -29,6 +30,15 @@ INFERRED = {
     "many.for_each(half).gather_sync()": "Iter[list[float]]",
     "many.for_each(half).gather_async()": "Iter[float]",
     "many.gather_sync().flatten()": "Iter[int]",
+    "many.batch(2).flatten()": "ParIter[int]",
+    "numbers.transform(pairs)": "Iter[tuple[int, int]]",
+    "many.transform(pairs).gather_sync()": "Iter[list[tuple[int, int]]]",
+    "many.repeat(2).repeat()": "ParIter[int]",
+    "many.repartition(2).for_each(half)": "ParIter[float]",
+    "numbers.repeat().next(timeout=0.5)": "int",
+    "iter(numbers).next()": "int",
+    "union(numbers, numbers, weights=[1, '*'])": "Iter[int]",
+    "union(a=numbers, b=numbers, weights={'b': '*'})": "Iter[int]",
     "many.flat_map(words).batch(3).gather_async()": "Iter[list[str]]",
     "many.for_each(with_actor)": "ParIter[bytes]",
     "numbers.for_each(Add()).filter(bool).take(3).queue(2)": "Iter[str]",
@@ -52,6 +62,9 @@ REJECTED = [
     "numbers.flatten()",
     "numbers.flat_map(half)",
     "many.batch('2')",
+    "many.flatten()",
+    "numbers.transform(half)",
+    "union(numbers, numbers, weights=[1, 'all'])",
     "x: Iter[str] = numbers.for_each(half)",
     "numbers.gather_sync()",
     "many.queue(3)",

@@ -1,10 +1,14 @@
 """Seeds, derived from their purpose."""
 
 import itertools
+import random
+import threading
 
+import numpy as np
 import pytest
+import torch
 
-from raceway.rl.seeding import Purpose, derive_seed, episode_seed
+from raceway.rl.seeding import GLOBAL_GENERATORS_LOCK, Purpose, derive_seed, episode_seed, seeded_globally
 
 
 @pytest.mark.parametrize(
@@ -62,3 +66,31 @@ def test_every_episode_has_its_own_seed() -> None:
     assert len(set(seeds)) == len(seeds)
     assert episode_seed(0, 0, 0, 0) == 2118539918
     assert all(0 <= seed < 2**31 for seed in seeds)
+
+
+def numbers() -> tuple[float, ...]:
+    return random.random(), float(np.random.random()), float(torch.rand(()))
+
+
+def test_the_global_generators_are_seeded_and_restored() -> None:
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    expected = numbers()
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    with seeded_globally(0):
+        first = numbers()
+    with seeded_globally(0):
+        assert numbers() == first
+    assert numbers() == expected
+
+
+def test_only_one_thread_at_a_time_seeds_the_global_generators() -> None:
+    acquired: list[bool] = []
+    with seeded_globally(0), seeded_globally(1):
+        thread = threading.Thread(target=lambda: acquired.append(GLOBAL_GENERATORS_LOCK.acquire(blocking=False)))
+        thread.start()
+        thread.join()
+    assert acquired == [False]

@@ -23,7 +23,7 @@ from raceway.rl import Batch, sequences
 from raceway.rl.seeding import Purpose, derive_seed, episode_seed
 from raceway.rollouts.collector import Collector
 from raceway.rollouts.fragment_values import RunningReturns, evaluate_fragment
-from raceway.rollouts.recovery import Recovery
+from raceway.rollouts.recovery import FailureLog, Recovery
 from tests.rollouts.toy_envs import Counting, Fault, slots_of
 
 VECTORS = [mode.name for mode in AutoresetMode]
@@ -598,3 +598,22 @@ def test_envpool_is_rebuilt() -> None:
     assert len(batch["episode_lost"]) == 1
     assert not np.array_equal(batch["obs"][0], first["obs"][0]), "the same seed again"
     worker.close()
+
+
+def test_many_failures_are_logged_rarely_over_all_shards(caplog: pytest.LogCaptureFixture) -> None:
+    """The first of a kind with its traceback, then the 10th, the 100th and so on in one line; all are counted."""
+    log = FailureLog()
+    shards = [Recovery(1000, log=log) for _ in range(3)]
+    with caplog.at_level(logging.WARNING):
+        for number in range(150):
+            failure = EnvironmentFailed(f"environment step raised RuntimeError: {number}", 0)
+            failure.__cause__ = RuntimeError(number)
+            shards[number % 3].record_failure(failure, f"shard {number % 3}")
+        shards[0].record_failure(EnvironmentFailed("environment reset raised OSError: no", 0), "shard 0")
+    assert [(bool(record.exc_info), record.getMessage().splitlines()[0]) for record in caplog.records] == [
+        (True, "environment step raised RuntimeError: 0"),
+        (False, "environment step raised RuntimeError: 9, for the 10th time, in shard 0"),
+        (False, "environment step raised RuntimeError: 99, for the 100th time, in shard 0"),
+        (False, "environment reset raised OSError: no"),
+    ]
+    assert sum(len(shard.take_lost_episodes()["episode_lost"]) for shard in shards) == 151

@@ -1,3 +1,4 @@
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,13 @@ REMOTE = ("process", "ray")
 def engines(*names: str) -> pytest.MarkDecorator:
     """Run a test only on these engines."""
     return pytest.mark.parametrize("rr", names, indirect=True)
+
+
+def forget_dropped(rr: Runner) -> None:
+    """Make the driver forget what no process refers to any more, without waiting for the next call to do so."""
+    gc.collect()
+    with rr._backend.engine.lock:
+        rr._backend.table.sweep()
 
 
 @pytest.fixture(params=ENGINES)

@@ -52,6 +52,13 @@ def request(verb: str) -> Any:
     return client.request(("", verb, ()))
 
 
+def wait_for_file(path: str, value: Any = None) -> Any:
+    """Return the value when the file exists."""
+    while not os.path.exists(path):
+        time.sleep(0.002)
+    return value
+
+
 class WorkerOnly:
     """Can be pickled anywhere, but unpickled only in a worker."""
 

@@ -74,6 +74,79 @@ def test_a_stateful_worker_is_not_replaced(rr: Runner) -> None:
         counter.increment().get(GENEROUS)
 
 
+class Restless:
+    """Its second, fourth and sixth workers are killed while they start."""
+
+    counter = ""
+
+    def __init__(self) -> None:
+        with open(self.counter, "a") as file:
+            file.write("x")
+        if os.path.getsize(self.counter) in (2, 4, 6):
+            services.die()
+
+    def wait_for(self, path: str) -> str:
+        return str(services.wait_for_file(path, "done"))
+
+
+@engines("process")
+def test_failed_starts_are_counted_in_a_row(rr: Runner, tmp_path: Path) -> None:
+    go = str(tmp_path / "go")
+
+    class Service(Restless):
+        counter = str(tmp_path / "starts")
+
+    service = rr.service(Service, workers=4)
+    futures = []
+    for num_workers in range(1, 5):  # one more worker at a time, so that a successful start follows each failed one
+        futures.append(service.wait_for(go))
+        workers = rr._backend.services[service._id].workers
+        assert eventually(lambda: sum(worker.ready.done() for worker in workers) == num_workers)  # noqa: B023
+    futures += [service.wait_for(go) for _ in range(5)]
+    open(go, "w").close()
+    assert rr.get(futures, timeout=2 * GENEROUS) == ["done"] * 9
+    assert os.path.getsize(Service.counter) == 7
+
+
+@engines("process")
+def test_calls_are_left_to_the_healthy_workers_if_no_more_can_start(
+    rr: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raceway.runner._pool._START_PAUSE_SECONDS", 1e6)
+    go, counter = str(tmp_path / "go"), str(tmp_path / "starts")
+
+    class OneLicence(Restless):
+        def __init__(self) -> None:
+            with open(counter, "a") as file:
+                file.write("x")
+            if os.path.getsize(counter) > 1:
+                raise RuntimeError("no licence found")
+
+    service = rr.service(OneLicence, workers=2, warmup=1)
+    futures = [service.wait_for(go) for _ in range(5)]
+    assert eventually(lambda: os.path.getsize(counter) == 2)
+    assert eventually(lambda: len(rr._backend.services[service._id].workers) == 1)
+    open(go, "w").close()
+    assert rr.get(futures, timeout=GENEROUS) == ["done"] * 5
+    assert os.path.getsize(counter) == 2, "it does not try again at once"
+
+
+@engines("process")
+def test_an_instance_whose_worker_is_killed_while_it_starts_is_started_again(rr: Runner, tmp_path: Path) -> None:
+    counter = str(tmp_path / "starts")
+
+    class KilledOnce(Counter):
+        def __setstate__(self, state: dict[str, Any]) -> None:
+            with open(counter, "a") as file:
+                file.write("x")
+            if os.path.getsize(counter) == 1:
+                services.die()
+            self.__dict__.update(state)
+
+    service = rr.service(KilledOnce())
+    assert rr.get([service.increment(), service.increment()], timeout=GENEROUS) == [1, 2]
+
+
 # Errors.
 
 
@@ -112,6 +185,22 @@ def test_closing_fails_outstanding_calls(rr: Runner) -> None:
     for future in futures:
         with pytest.raises(EngineClosed):
             future.get(GENEROUS)
+
+
+@engines(*REMOTE)
+def test_closing_a_service_fails_its_outstanding_calls(rr: Runner) -> None:
+    service, other = rr.service(services.sleep, workers=1, warmup=1), rr.service(add)
+    futures = [service(600) for _ in range(3)]
+    dependent = other(futures[0])
+    service.close()
+    for future in (*futures, dependent, service(0.0)):
+        with pytest.raises(EngineClosed, match="service 'sleep' was closed"):
+            future.get(GENEROUS)
+    assert other(1).get(GENEROUS) == 2
+    with Runner("second", engine=rr._backend.engine) as second:
+        running = second.service(services.sleep, warmup=1)(600)
+    with pytest.raises(EngineClosed, match="Runner 'second' was closed"):
+        running.get(GENEROUS)
 
 
 def test_references_of_another_runner(rr: Runner) -> None:
@@ -154,6 +243,8 @@ def test_two_runners_on_one_engine(rr: Runner) -> None:
         ({"workers": 0}, "workers"),
         ({"workers": "two"}, "workers"),
         ({"warmup": -1}, "warmup"),
+        ({"workers": 1, "warmup": 2}, "warmup=2 exceeds the 1 workers"),
+        ({"autoscale": False, "warmup": 2}, "warmup=2 needs autoscale=True"),
         ({"deadline": 0}, "deadline"),
         ({"resources": {"cpus": -1}}, "resources"),
         ({"autoscale": False, "workers": 3}, "autoscale=True"),

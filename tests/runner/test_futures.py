@@ -1,5 +1,8 @@
 """Waiting for the results of calls: order, failures, timeouts, cancelling and deadlines."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from raceway.errors import Cancelled, ConfigError, DeadlineExceeded, RemoteError, WaitTimeout
@@ -22,6 +25,16 @@ def test_the_first_failure_is_raised(rr: Runner) -> None:
         rr.get([slow(0.1, 1), bad(), slow(0.1, 2)], timeout=GENEROUS)
     assert isinstance(caught.value.__cause__, RemoteError)
     assert "services.py" in caught.value.__cause__.traceback
+
+
+def test_a_failure_raised_again_has_a_traceback_of_its_own(rr: Runner) -> None:
+    future = rr.service(services.fail)()
+    depths = set()
+    for _ in range(3):
+        with pytest.raises(LookupError) as caught:
+            future.get(GENEROUS)
+        depths.add(len(caught.traceback))
+    assert len(depths) == 1
 
 
 @engines(*REMOTE)
@@ -91,3 +104,59 @@ def test_a_deadline(rr: Runner) -> None:
     with pytest.raises(DeadlineExceeded):
         stuck.get(GENEROUS)
     assert after.get(GENEROUS) == "fine"
+
+
+def test_a_deadline_does_not_count_waiting_for_nested_calls(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    seconds = [0.0]
+
+    def pass_time(amount: float) -> None:
+        seconds[0] += amount
+        rr._backend.engine.wake()
+        assert rr.get(adding(1), timeout=GENEROUS) == 2  # by now timers that were due have run
+
+    with Runner("clock", engine="process", workers=2, clock=lambda: seconds[0]) as rr:
+        adding, inner = rr.service(add, warmup=1), rr.service(services.wait_for_file, warmup=1)
+
+        def outer(first: str, second: str) -> Any:
+            inner(first).get()
+            return services.wait_for_file(second)
+
+        future = rr.service(outer, deadline=10.0, workers=1, warmup=1)(str(first), str(second))
+        assert eventually(lambda: rr._backend.blocked_workers.waits)
+        pass_time(100.0)
+        assert not future.done()
+        first.touch()
+        assert eventually(lambda: not rr._backend.blocked_workers.waits)
+        pass_time(9.0)
+        assert not future.done(), "it has not run for long by itself"
+        pass_time(2.0)
+        with pytest.raises(DeadlineExceeded, match="more than 10 s"):
+            future.get(GENEROUS)
+
+
+@engines("process")
+def test_a_deadline_of_a_nested_call_ends_the_wait_of_its_caller(rr: Runner) -> None:
+    inner = rr.service(services.sleep, deadline=0.2)
+    outer = rr.service(lambda: rr.get(inner(600)), deadline=GENEROUS)
+    with pytest.raises(DeadlineExceeded, match=r"sleep-\d"):
+        outer().get(GENEROUS)
+
+
+@engines(*REMOTE)
+def test_waiting_leaves_no_callbacks(rr: Runner, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    service = rr.service(services.wait_for_file, workers=2)
+    futures = [service(str(go), n) for n in range(4)]
+    for _ in range(3):
+        assert rr.wait(futures, count=1, timeout=0.001)[0] == []
+        with pytest.raises(WaitTimeout):
+            next(rr.select(futures, timeout=0.001))
+        with pytest.raises(WaitTimeout):
+            rr.get(futures, timeout=0.001)
+    ready = rr.service(add)(1)
+    assert rr.wait([*futures, ready], count=1, timeout=GENEROUS)[0] == [ready]
+    assert next(rr.select([*futures, ready])) is ready
+    assert not any(future._callbacks for future in futures)
+    go.touch()
+    assert sorted(future.get() for future in rr.select([*futures, futures[0]])) == [0, 0, 1, 2, 3]

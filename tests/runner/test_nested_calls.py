@@ -1,17 +1,20 @@
 """Services that call services."""
 
+import os
+import signal
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from raceway.errors import DeadlockError, RemoteError, SerializationError
+from raceway.errors import ActorDied, Cancelled, DeadlockError, RemoteError, SerializationError, WaitTimeout
 from raceway.runner import Runner
 from raceway.runner._request_handlers import HANDLERS
 from tests.conftest import GENEROUS, eventually
 from tests.runner import services
-from tests.runner.conftest import ENGINES, engines
+from tests.runner.conftest import ENGINES, REMOTE, engines, forget_dropped
 from tests.runner.services import Counter, add
 
 
@@ -74,6 +77,108 @@ def test_an_instance_that_waits_for_a_call_that_depends_on_itself(rr: Runner) ->
     node, identity = rr.service(Node()), rr.service(lambda value: value)
     with pytest.raises(DeadlockError):
         node.call([node, identity]).get(GENEROUS)
+
+
+def test_an_instance_that_waits_for_any_of_its_own_calls(rr: Runner) -> None:
+    class Node:
+        def call(self, services: list[Any], how: str) -> Any:
+            futures = [services[0].hello(), services[0].hello()]
+            return rr.wait(futures, count=1) if how == "wait" else next(rr.select(futures))
+
+        def any_of(self, services: list[Any]) -> Any:
+            own, add = services
+            return [f.get() for f in rr.wait([own.hello(), add(1, 1)], count=1)[0]]
+
+        def hello(self) -> str:
+            return "hello"
+
+    node = rr.service(Node())
+    for how in ("wait", "select"):
+        with pytest.raises(DeadlockError, match="hello"):
+            node.call([node], how).get(GENEROUS)
+    assert node.any_of([node, rr.service(add)]).get(GENEROUS) == [2], "one of them can be done"
+
+
+@engines(*REMOTE)
+def test_a_worker_that_polls_or_selects_leaves_no_callbacks(rr: Runner, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    slow = [rr.service(services.wait_for_file, workers=3)(str(go), n) for n in range(3)]
+
+    def poll(futures: list[Any]) -> list[bool]:
+        done = [futures[0].wait(0.001) for _ in range(3)] + [futures[0].done()]
+        for wait in (lambda: next(rr.select(futures, 0.001)), lambda: rr.get(futures, 0.001)):
+            with pytest.raises(WaitTimeout):
+                wait()
+        return done
+
+    service = rr.service(poll)
+    assert service(slow).get(GENEROUS) == [False] * 4
+    backend = rr._backend
+    assert eventually(lambda: (forget_dropped(rr), not backend.selections)[-1])
+    assert not any(future._callbacks for future in slow)
+    assert not backend.blocked_workers.timeouts._callbacks
+    selecting = rr.service(lambda futures: [future.get() for future in rr.select(futures)])([*slow, slow[0]])
+    assert eventually(lambda: backend.blocked_workers.waits)
+    go.touch()
+    assert sorted(selecting.get(GENEROUS)) == [0, 0, 1, 2]
+    assert rr.get(rr.service(lambda: list(rr.select([])))()) == []
+
+
+@engines("process")
+def test_select_in_a_worker_sends_each_future_once(rr: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner, sent = rr.service(add), []
+
+    def count(verb: str) -> Any:
+        handler = HANDLERS[verb]
+
+        def answer(backend: Any, worker: Any, futures: Any, *rest: Any) -> Any:
+            sent.append(len(futures) if isinstance(futures, list) else 0)
+            return handler(backend, worker, futures, *rest)
+
+        return answer
+
+    for verb in ("select", "select_next", "wait"):
+        monkeypatch.setitem(HANDLERS, verb, count(verb))
+    outer = rr.service(lambda: sum(future.get() for future in rr.select([inner(n) for n in range(30)])))
+    assert outer().get(GENEROUS) == 465
+    assert sum(sent) == 30
+
+
+@engines("process")
+def test_a_worker_that_dies_while_it_waits_leaves_no_callbacks(rr: Runner, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    slow = rr.service(services.wait_for_file, workers=1)(str(go), "done")
+    waiting = rr.service(lambda box: rr.wait(box, timeout=600), workers=1)([slow])
+    assert eventually(lambda: rr._backend.blocked_workers.waits)
+    os.kill(waiting.actor.pid, signal.SIGKILL)
+    with pytest.raises(ActorDied):
+        waiting.get(GENEROUS)
+    assert not slow._callbacks
+    assert not rr._backend.blocked_workers.waits
+    assert not rr._backend.blocked_workers.timeouts._callbacks
+    go.touch()
+    assert slow.get(GENEROUS) == "done"
+
+
+@engines("process")
+def test_a_failure_that_a_worker_handles_keeps_nothing_alive(rr: Runner, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    service, adding = rr.service(services.wait_for_file, workers=1), rr.service(add)
+
+    def handle() -> None:
+        running, cancelled = service(str(go)), service(str(go))
+        assert cancelled.cancel()
+        dependent = adding(cancelled)
+        for future in (cancelled, dependent):
+            for wait in (future.get, future.ref):
+                with pytest.raises(Cancelled):
+                    wait()
+        go.touch()
+        running.get()
+
+    rr.service(handle)().get(GENEROUS)
+    assert eventually(lambda: (forget_dropped(rr), not rr._backend.futures)[-1])
+    assert not rr._backend.engine._stored
 
 
 def test_errors_propagate_through_nested_calls(rr: Runner) -> None:

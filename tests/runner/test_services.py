@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from raceway.errors import ConfigError
 from raceway.runner import ObjectRef, Runner, ServiceFuture
 from tests.conftest import GENEROUS
 from tests.runner import services
@@ -69,6 +70,18 @@ def test_warmup_starts_workers_now(rr: Runner) -> None:
     workers = service._backend.services[service._id].workers
     assert len(workers) == 2
     assert all(worker.ready.done() for worker in workers)
+
+
+def test_warmup_beyond_the_default_number_of_workers_starts_that_many(rr: Runner) -> None:
+    service = rr.service(add, warmup=3)  # the Runner has workers=2
+    assert len(service._backend.services[service._id].workers) == 3
+
+
+def test_an_instance_has_one_worker_to_warm_up(rr: Runner) -> None:
+    with pytest.raises(ConfigError, match="warmup=2 needs autoscale=True"):
+        rr.service(Counter(), warmup=2)
+    service = rr.service(Counter(), autoscale=True, warmup=2)
+    assert len(service._backend.services[service._id].workers) == 2
 
 
 # References and futures as arguments.

@@ -15,6 +15,7 @@ def make_run(
     algorithm: str = "ppo",
     started: str = "2026-01-01T00:00:00+0000",
     stopped_by: str | None = "iterations",
+    error: str | None = None,
     more: Sequence[dict[str, Any]] = (),
     **settings: Any,
 ) -> Path:
@@ -29,7 +30,7 @@ def make_run(
     if stopped_by is not None:
         env = "CartPole-v1" if config["env"] == "cartpole" else config["env"]
         summary = {"env": env, "stopped_by": stopped_by, "mean_return": returns[-1] if returns else None}
-        summary["timesteps"] = 100 * len(returns)
+        summary |= {"timesteps": 100 * len(returns), "error": error}
         (path / "summary.json").write_text(json.dumps(summary))
     return path
 

@@ -42,7 +42,7 @@ REQUIRED = [path for path in key_paths(CURRENT) if path[0] not in ("policy", "sp
 
 @pytest.mark.parametrize("key_path", REQUIRED, ids=".".join)
 def test_an_entry_that_is_missing_or_of_a_wrong_type_is_named(tmp_path: Path, key_path: tuple[str, ...]) -> None:
-    assert read_config(write_run(tmp_path / "good", CURRENT)) == CURRENT | {"resumes": []}
+    assert read_config(write_run(tmp_path / "good", CURRENT)) == CURRENT | {"resumes": [], "setting_sources": {}}
     for number, value in enumerate(("missing", 2.5, None, [3], "x", {"y": 1})):
         about = json.loads(json.dumps(CURRENT))
         parent, key = about, key_path[-1]
@@ -74,6 +74,11 @@ def test_a_malformed_config_is_named(tmp_path: Path, text: str) -> None:
 def test_resumes_are_checked_too(tmp_path: Path, resumes: Any) -> None:
     with pytest.raises(ConfigError, match=r"resumes .*not an? "):
         read_config(write_run(tmp_path / "run", CURRENT | {"resumes": resumes}))
+
+
+def test_sources_of_settings_are_checked_too(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"setting_sources .*not an? "):
+        read_config(write_run(tmp_path / "run", CURRENT | {"setting_sources": ["lr"]}))
 
 
 @pytest.mark.parametrize(("name", "newest"), [("schema", CONFIG_SCHEMA), ("metrics_schema", METRICS_SCHEMA)])

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from raceway.errors import ConfigError
-from raceway.runs import directory
-from raceway.runs.config_file import read_config
+from raceway.runs import directory, metrics_file, provenance
+from raceway.runs.config_file import METRICS_SCHEMA, read_config
 from raceway.runs.directory import RunDirectory
 from raceway.runs.metrics_file import read_metrics
 from tests.runs.fake_runs import metrics_row
@@ -41,7 +41,7 @@ def test_a_file_that_is_a_symlink_is_refused(tmp_path: Path, name: str) -> None:
     assert precious.read_text() == "precious\n"
 
 
-@pytest.mark.parametrize("name", ["metrics.new", "config.new", "summary.new"])
+@pytest.mark.parametrize("name", ["config.new", "summary.new", "error.new"])
 def test_a_temporary_file_does_not_follow_a_symlink(tmp_path: Path, name: str) -> None:
     precious = tmp_path / "precious"
     precious.write_text("precious\n")
@@ -52,6 +52,7 @@ def test_a_temporary_file_does_not_follow_a_symlink(tmp_path: Path, name: str) -
     directory.truncate_metrics(1)
     directory.write("config.json", CURRENT)
     directory.write("summary.json", {})
+    directory.write_error("Traceback")
     directory.close()
     assert precious.read_text() == "precious\n"
     assert not list(run.glob("*.new"))
@@ -131,22 +132,75 @@ def test_a_function_that_replaces_a_name_is_recorded(tmp_path: Path) -> None:
     run.close()
 
 
-def test_a_full_disk_loses_no_metrics_when_they_are_truncated(tmp_path: Path) -> None:
+def test_metrics_are_truncated_on_a_full_disk(tmp_path: Path) -> None:
     run = RunDirectory.reopen(write_config(tmp_path / "run"))
     for number in (1, 2, 3):
         run.add(metrics_row(number, 1.0))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
     try:
-        with pytest.raises(ConfigError, match=r"metrics.jsonl cannot be rewritten: .*Free some disk space"):
-            run.truncate_metrics(2)
+        run.truncate_metrics(2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert len(read_metrics(run.path)) == 3
-    run.truncate_metrics(2)
     run.add(metrics_row(3, 2.0))
     run.close()
     assert [row["rollout/ep_rew_mean"] for row in read_metrics(run.path)] == [1.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("kept", [0, 1, 700, 2000])
+@pytest.mark.parametrize("end", [b"", b'{"time/iterations": 2001, "ti', b"\0" * 300_000])
+def test_truncating_reads_only_the_end_of_the_metrics(tmp_path: Path, kept: int, end: bytes) -> None:
+    """Whatever is after the last row, and however many rows there are."""
+    run = RunDirectory.reopen(write_config(tmp_path / "run"))
+    lines = [json.dumps(metrics_row(number, 1.0)).encode() + b"\n" for number in range(1, 2001)]
+    run.metrics_path.write_bytes(b"".join(lines) + end)
+    run.truncate_metrics(kept)
+    assert run.metrics_path.read_bytes() == b"".join(lines[:kept])
+    run.add(metrics_row(kept + 1, 2.0))
+    run.replace_last_row(metrics_row(kept + 1, 3.0))
+    run.close()
+    rows = read_metrics(run.path)
+    assert [row["time/iterations"] for row in rows] == list(range(1, kept + 2))
+    assert rows[-1]["rollout/ep_rew_mean"] == 3.0
+
+
+def test_a_row_whose_line_break_is_missing_is_kept(tmp_path: Path) -> None:
+    run = RunDirectory.reopen(write_config(tmp_path / "run"))
+    run.metrics_path.write_text(json.dumps(metrics_row(1, 1.0)))
+    run.truncate_metrics(5)
+    run.add(metrics_row(2, 2.0))
+    run.close()
+    assert [row["time/iterations"] for row in read_metrics(run.path)] == [1, 2]
+
+
+def test_metrics_of_an_older_version_are_migrated_before_they_are_truncated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDirectory.reopen(write_config(tmp_path / "run"))
+    for number in (1, 2, 3):
+        run.add(metrics_row(number, 1.0))
+    for module in (directory, metrics_file):
+        monkeypatch.setattr(module, "METRICS_SCHEMA", METRICS_SCHEMA + 1)
+    monkeypatch.setattr(metrics_file, "METRICS_MIGRATIONS", {METRICS_SCHEMA: lambda row: {**row, "new": 1}})
+    run.truncate_metrics(2)
+    run.close()
+    rows = [json.loads(line) for line in run.metrics_path.read_text().splitlines()]
+    assert [(row["time/iterations"], row["new"]) for row in rows] == [(1, 1), (2, 1)]
+
+
+@pytest.mark.parametrize("existed", [False, True])
+def test_a_run_that_failed_to_start_leaves_nothing(tmp_path: Path, existed: bool) -> None:
+    path = tmp_path / "runs" / "new"
+    if existed:
+        path.mkdir(parents=True)
+        (path / "mine.txt").touch()
+    run = RunDirectory.new(path, "run")
+    run.describe("ppo", CURRENT["config"])
+    for name in ("plan.svg", "summary.json", "events.out.tfevents.1.host", "checkpoints/000/state.json"):
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).touch()
+    run.remove()
+    assert [entry.name for entry in tmp_path.rglob("*")] == (["runs", "new", "mine.txt"] if existed else [])
 
 
 def test_another_run_or_an_invalid_one_is_not_discarded(tmp_path: Path) -> None:
@@ -170,7 +224,7 @@ def test_unrelated_metrics_are_not_overwritten(tmp_path: Path) -> None:
 
 def test_the_git_state_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert directory.git_state() is None
+    assert provenance.git_state() is None
     identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
     Path("program.py").write_text("first")
     for command in (["init", "-q"], ["add", "program.py"], [*identity, "commit", "-q", "-m", "first"]):
@@ -182,4 +236,4 @@ def test_the_git_state_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(git["commit"]) == 40
     assert git["changed"] is False
     Path("program.py").write_text("second")
-    assert directory.git_state() == {**git, "changed": True}
+    assert provenance.git_state() == {**git, "changed": True}

@@ -35,7 +35,13 @@ def test_metrics_are_read_on_first_access(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("stopped_by", "expected"),
-    [("iterations", "finished"), ("interrupt", "interrupted"), ("terminated", "interrupted"), (None, "stopped")],
+    [
+        ("iterations", "finished"),
+        ("interrupt", "interrupted"),
+        ("terminated", "interrupted"),
+        ("error", "crashed"),
+        (None, "killed"),
+    ],
 )
 def test_the_status_of_an_ended_run(tmp_path: Path, stopped_by: str | None, expected: str) -> None:
     path = make_run(tmp_path / "run", stopped_by=stopped_by)
@@ -61,7 +67,7 @@ def test_a_summary_from_before_a_resume_is_ignored(tmp_path: Path) -> None:
     with (path / "metrics.jsonl").open("a") as lines:  # resumed, then killed
         lines.write(json.dumps(metrics_row(2, 5.0)) + "\n")
     run = read_run(path)
-    assert (run.status, run.summary, run.mean_return) == ("stopped", None, 5.0)
+    assert (run.status, run.summary, run.mean_return) == ("killed", None, 5.0)
 
 
 def test_is_running_leaves_the_lock_free(tmp_path: Path) -> None:

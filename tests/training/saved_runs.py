@@ -43,7 +43,7 @@ ASYNCHRONOUS: dict[str, dict[str, Any]] = {
 
 def settings_of(name: str) -> tuple[str, dict[str, Any]]:
     algorithm, env = name.split()
-    return algorithm, {"env": env, "seed": 3, **SYNCHRONOUS[name]}
+    return algorithm, {"env": env, "seed": 3, "metrics_interval": 0.0, **SYNCHRONOUS[name]}
 
 
 def last_checkpoint(run: str) -> Checkpoint:

@@ -188,7 +188,7 @@ def test_reinforce_learns_to_match(actions: str, observations: str, network: str
     settings: dict[str, Any] = {"env_kwargs": {"actions": ACTIONS[actions], "observations": observations}}
     result = train(
         "reinforce", env=Match, engine="inline", network=network, hidden=(32,), lr=0.03, gamma=0.1,
-        iterations=40, episodes_per_iter=40, num_envs=40, num_shards=4, **settings,
+        iterations=40, episodes_per_iter=40, num_envs=40, num_shards=4, metrics_interval=0.0, **settings,
     )  # fmt: skip
     means = [row["rollout/iteration_rew_mean"] for row in result.metrics]
     assert np.mean(means[-5:]) > np.mean(means[:3]) + 1.0
@@ -237,7 +237,7 @@ def test_without_a_limit_there_are_100_iterations() -> None:
 
 
 def test_a_run_directory_describes_the_run() -> None:
-    result = raceway.train("reinforce", engine="inline", env="cartpole", seed=3, **SMALL)
+    result = raceway.train("reinforce", engine="inline", env="cartpole", seed=3, metrics_interval=0.0, **SMALL)
     about = json.loads((result.path / "config.json").read_text())
     assert about["schema"] == 2
     assert about["algorithm"] == "reinforce"
@@ -287,7 +287,7 @@ def test_statistics_over_seeds() -> None:
 def test_auto_chooses_the_number_of_workers_for_any_environment(
     kwargs: dict[str, Any], min_workers: int, max_workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raceway.training.train.num_cores", lambda: 2)
+    monkeypatch.setattr("raceway.training.worker_count.num_cores", lambda: 2)
     cfg = find_algorithm("reinforce").settings(env=Odd, env_kwargs=kwargs)
     training = Training(find_algorithm("reinforce"), cfg)
     assert min_workers <= training.num_workers <= max_workers, training.num_workers_reason
@@ -319,7 +319,7 @@ def test_an_environment_that_fails_is_named(how: str, text: str, engine: str) ->
     [
         ({"env": "cartpol"}, "Did you mean 'cartpole'"),
         ({"lrr": 1.0}, "unknown setting of reinforce 'lrr'. Did you mean 'lr'"),
-        ({"num_workers": 50}, "50 workers need at least as many shards"),
+        ({"num_workers": 50, "num_shards": 5}, "50 workers need at least as many shards"),
         ({"num_envs": 7, "num_shards": 2}, "cannot be divided into 2 shards"),
         ({"address": "auto"}, "--address names a Ray cluster"),
         ({"engine": "proces"}, "Did you mean 'process'"),

@@ -3,6 +3,7 @@
 import ctypes
 import dataclasses
 import logging
+import math
 import os
 import resource
 import signal
@@ -19,6 +20,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 
 from raceway.algorithms import algorithm_names, find_algorithm
 from raceway.checkpoints.store import Checkpoints
+from raceway.engine.base import Actor
 from raceway.errors import ActorDied, OperatorError, ShardFailed
 from raceway.ops import ReplayShard
 from raceway.runs.recorder import Result
@@ -28,7 +30,7 @@ from tests.flaky_envs import flaky_cartpole
 
 SMALL: dict[str, Any] = {
     "num_envs": 4, "num_shards": 2, "fragment_steps": 4, "hidden": (8,), "iterations": 6, "num_workers": 2,
-    "engine": "process",
+    "engine": "process", "metrics_interval": 0.0,
 }  # fmt: skip
 STEPS_PER_ITERATION = 16
 HOURS = 10_000  # seconds
@@ -166,14 +168,24 @@ def num_restarts(caplog: pytest.LogCaptureFixture, reason: str) -> int:
 def test_a_worker_killed_during_a_rollout_is_restarted(
     algorithm: str, where: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Every iteration still has all its samples, and the restart is logged."""
+    """Every iteration still has all its samples, and the restart is logged, and counted once for all its shards."""
     more = {"num_minibatches": 2} if algorithm == "ppo" else {}
-    result = train_with_faults(algorithm, where, "kill_process", **more)
+    result = train_with_faults(algorithm, where, "kill_process", num_shards=4, **more)
     assert num_faults() == 1
     assert steps_per_iteration(result) == [STEPS_PER_ITERATION] * 6
     assert result.summary["stopped_by"] == "iterations"
-    assert num_restarts(caplog, "SIGKILL") == 1
+    assert 1 <= num_restarts(caplog, "SIGKILL") <= 2  # a line for each shard with a request at that instant
+    assert result.summary["worker_restarts"] == result.metrics[-1]["rollout/worker_restarts"] == 1
     assert "rollout/env_failures" not in result.metrics[-1]
+
+
+def wait_until_dead(worker: Actor) -> None:
+    """Wait until the engine has noticed that a worker was killed: on a busy machine it may live on for a while."""
+    try:
+        while True:
+            worker.call("pid").result(60)
+    except ActorDied:
+        return
 
 
 class KillWorkers(Callback):
@@ -198,6 +210,7 @@ class KillWorkers(Callback):
             except ActorDied:  # it is not restarted yet
                 continue
             self.num_killed += 1
+            wait_until_dead(worker)
             return
 
 
@@ -212,8 +225,8 @@ def test_repeated_kills_lose_no_samples(algorithm: str, caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize("name", algorithm_names())
-def test_every_algorithm_survives_kills(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Its metrics count the restarts."""
+def test_every_algorithm_survives_kills(name: str) -> None:
+    """Its summary counts the restarts; the last kill may come too late to be noticed."""
     algorithm, killer = find_algorithm(name), KillWorkers(3)
     fields = {field.name for field in dataclasses.fields(algorithm.config)}
     small = {"episodes_per_iter": 4, "num_minibatches": 2, "learning_starts": 32, "batch_size": 16, **SMALL}
@@ -222,7 +235,7 @@ def test_every_algorithm_survives_kills(name: str, caplog: pytest.LogCaptureFixt
     assert killer.num_killed == 3
     assert result.summary["iterations"] == 14
     assert "train/loss" in result.metrics[-1]
-    assert result.metrics[-1]["rollout/worker_restarts"] == num_restarts(caplog, "SIGKILL") >= 2
+    assert 2 <= result.metrics[-1]["rollout/worker_restarts"] <= result.summary["worker_restarts"] <= 3
     if name in ("a2c", "ppo", "maml"):
         assert len(set(steps_per_iteration(result))) == 1, "every iteration has its samples"
     if name == "reinforce":
@@ -290,8 +303,12 @@ class OpenGate(Callback):
 
 
 @pytest.mark.parametrize("algorithm", ["a3c", "impala"])
-def test_a_slow_worker_does_not_delay_the_others(algorithm: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_slow_worker_does_not_delay_the_others(
+    algorithm: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One worker waits until the other has collected eight fragments; then it continues."""
+    # On a busy machine an iteration may be long. The save after it would wait for the slow worker.
+    monkeypatch.setattr("raceway.checkpoints.saver.LONG_ITERATION_SECONDS", math.inf)
     os.mkfifo("gate")
     kwargs = {"where": "step", "faults": ("wait_at_gate",)}
     settings = {**SMALL, "iterations": 12, "item_deadline": 120.0}
@@ -461,7 +478,7 @@ def test_ppo_learns_in_environments_that_crash_at_random() -> None:
 
 
 def test_a_worker_that_hangs_while_saving_is_killed_at_its_deadline() -> None:
-    """There is no checkpoint of that iteration, and training continues."""
+    """Training continues, and is saved again."""
 
     class StopsWorkerBeforeSave(Training):
         def _spawn(self, engine: Any) -> Any:
@@ -486,8 +503,8 @@ def test_a_worker_that_hangs_while_saving_is_killed_at_its_deadline() -> None:
     training = StopsWorkerBeforeSave(algorithm, cfg)
     assert training.run().summary["iterations"] == 4
     checkpoints = Checkpoints("run/checkpoints").all()
-    assert [checkpoint.about["iterations"] for checkpoint in checkpoints] == [1, 3, 4]
-    assert training.result.metrics[-1]["rollout/worker_restarts"] == 1
+    assert [checkpoint.about["iterations"] for checkpoint in checkpoints][-2:] == [3, 4]
+    assert training.result.summary["worker_restarts"] >= 1
 
 
 class SlowEndless(CartPoleEnv):

@@ -1,24 +1,22 @@
-"""Choosing the number of workers, and measuring the cost of an environment step."""
+"""Choosing the number of workers, and limiting them to the shards."""
 
-import time
+import re
 from types import SimpleNamespace
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import pytest
-from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raceway.envs import EnvSettings, make_slots
-from raceway.training import worker_count
-from raceway.training.worker_count import StepCost, choose_workers, measure_step
+from raceway.algorithms.setting_sources import USER
+from raceway.errors import ConfigError
+from raceway.training.step_cost import StepCost
+from raceway.training.worker_count import choose_workers, limit_workers
 
 WAITING, COMPUTING = 0.0, 1.0
 
 
-def step_cost(wall: float, cpu_share: float) -> StepCost:
+def cost_of(wall: float, cpu_share: float) -> StepCost:
     return StepCost(wall=wall, cpu=wall * cpu_share)
 
 
@@ -48,7 +46,7 @@ def step_cost(wall: float, cpu_share: float) -> StepCost:
 def test_the_number_of_workers_and_the_reason(
     wall: float, cpu_share: float, cores: int, shards: int, expected: int, reason: str
 ) -> None:
-    num_workers, text = choose_workers(step_cost(wall, cpu_share), cores, shards)
+    num_workers, text = choose_workers(cost_of(wall, cpu_share), cores, shards)
     assert num_workers == expected
     workers = f"{expected} workers" if expected else "no workers"
     assert text == f"{workers}: an environment step {reason}"
@@ -56,7 +54,7 @@ def test_the_number_of_workers_and_the_reason(
 
 @given(st.floats(0, 1), st.floats(0, 8), st.integers(1, 200), st.integers(1, 100))
 def test_there_is_never_one_worker_nor_more_than_shards(wall: float, cpu_share: float, cores: int, shards: int) -> None:
-    num_workers, reason = choose_workers(step_cost(wall, cpu_share), cores, shards)
+    num_workers, reason = choose_workers(cost_of(wall, cpu_share), cores, shards)
     assert num_workers != 1
     assert 0 <= num_workers <= shards
     assert reason.startswith(f"{num_workers} workers: " if num_workers else "no workers: ")
@@ -64,7 +62,7 @@ def test_there_is_never_one_worker_nor_more_than_shards(wall: float, cpu_share: 
 
 @given(st.floats(1e-4, 1), st.integers(1, 100), st.integers(1, 100))
 def test_there_are_no_more_computing_workers_than_cores(wall: float, cores: int, shards: int) -> None:
-    num_workers, _ = choose_workers(step_cost(wall, COMPUTING), cores, shards)
+    num_workers, _ = choose_workers(cost_of(wall, COMPUTING), cores, shards)
     assert num_workers <= cores
     num_workers = max(num_workers, 1)
     # Fewer rounds are impossible, and fewer workers would need more rounds.
@@ -73,122 +71,34 @@ def test_there_are_no_more_computing_workers_than_cores(wall: float, cores: int,
     assert num_workers == 1 or -(-shards // (num_workers - 1)) > rounds
 
 
-class Clock:
-    """Replaces the module `time`: only environments advance it."""
-
-    def __init__(self) -> None:
-        self.wall = self.cpu = 0.0
-
-    def perf_counter(self) -> float:
-        return self.wall
-
-    def process_time(self) -> float:
-        return self.cpu
+def shards_cfg(num_workers: int, num_shards: int, num_envs: int = 12) -> Any:
+    return SimpleNamespace(num_workers=num_workers, num_shards=num_shards, num_envs=num_envs)
 
 
-class TimedEnv(gym.Env[Any, Any]):
-    """Advances the clock by a fixed time per step; the first step and every reset take much longer."""
-
-    observation_space = spaces.Box(-1, 1, (1,))
-    action_space = spaces.Discrete(2)
-
-    def __init__(self, clock: Clock, wall: float, cpu: float, length: int) -> None:
-        self.clock, self.wall, self.cpu, self.length = clock, wall, cpu, length
-        self.steps = self.resets = 0
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        self.episode_step, self.resets = 0, self.resets + 1
-        self.clock.wall += 100
-        self.clock.cpu += 100
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        assert self.episode_step < self.length, "it was stepped after the end of an episode"
-        self.episode_step, self.steps = self.episode_step + 1, self.steps + 1
-        self.clock.wall += self.wall if self.steps > 1 else 50
-        self.clock.cpu += self.cpu if self.steps > 1 else 50
-        return np.zeros(1, np.float32), 0.0, self.episode_step == self.length, False, {}
+def test_workers_that_have_a_shard_are_not_limited() -> None:
+    for sources in ({}, {"num_shards": USER, "num_workers": USER}):
+        assert limit_workers(shards_cfg(4, 4), sources, resumed=False) == (4, "")
 
 
 @pytest.mark.parametrize(
-    ("wall", "cpu", "steps"),
-    [(0.0, 0.0, 200), (0.001, 0.001, 200), (0.001, 0.0, 200), (0.05, 0.001, 5), (3.0, 3.0, 2)],
+    ("source", "num_workers", "resumed", "reason"),
+    [
+        ("preset", 5, False, "the preset has 3 shards.*With num_shards 6 all of them work, and the results differ"),
+        ("default", 4, False, "the default is 3 shards.*With num_shards 4 "),
+        ("adapted", 12, False, "there are 3 shards.*With num_shards 12 "),
+        ("adapted", 13, False, "there are 3 shards[^.]*$"),  # more than environments
+        ("preset", 5, True, "the preset has 3 shards[^.]*$"),  # which cannot change any more
+    ],
 )
-@pytest.mark.parametrize("length", [1, 3, 1000])
-def test_the_cost_of_a_step_is_measured(
-    monkeypatch: pytest.MonkeyPatch, wall: float, cpu: float, steps: int, length: int
-) -> None:
-    """Resets and the first step do not count, and a slow environment is measured for few steps."""
-    clock, envs = Clock(), []
-
-    def make() -> TimedEnv:
-        envs.append(TimedEnv(clock, wall, cpu, length))
-        return envs[-1]
-
-    monkeypatch.setattr(
-        worker_count, "time", SimpleNamespace(perf_counter=clock.perf_counter, process_time=clock.process_time)
-    )
-    settings = EnvSettings(make)
-    cost = measure_step(settings, make_slots(settings, 4), 4)
-    assert cost.wall == pytest.approx(wall)
-    assert cost.cpu == pytest.approx(cpu)
-    assert len(envs) == 4 + 1  # one is enough where each is stepped separately
-    assert envs[-1].steps in (steps + 1, steps + 2)
+def test_workers_without_a_shard_are_not_started(source: str, num_workers: int, resumed: bool, reason: str) -> None:
+    sources = {"num_shards": source, "num_workers": USER}
+    number, text = limit_workers(shards_cfg(num_workers, 3), sources, resumed=resumed)
+    assert number == 3
+    assert re.match(f"3 workers instead of {num_workers}: {reason}", text)
 
 
-@pytest.mark.parametrize(("env", "expected"), [("cartpole", 200), ("acrobot", 1)])
-def test_a_native_vector_is_measured_at_its_full_width(
-    monkeypatch: pytest.MonkeyPatch, env: str, expected: int
-) -> None:
-    widths = []
-    like = make_slots(EnvSettings(env), 1)
-    monkeypatch.setattr(worker_count, "make_slots", lambda env, num: widths.append(num) or make_slots(env, num))
-    cost = measure_step(EnvSettings(env), like, 200)
-    assert widths == [expected]
-    assert 0 < cost.wall < 0.01  # per environment
-
-
-def test_waiting_is_measured_with_the_real_clock() -> None:
-    class Sleeping(TimedEnv):
-        def step(self, action: Any) -> Any:
-            time.sleep(0.02)
-            return super().step(action)
-
-    settings = EnvSettings(lambda: Sleeping(Clock(), 0, 0, 5))
-    cost = measure_step(settings, make_slots(settings, 1), 1)
-    assert 0.02 <= cost.wall < 2
-    assert cost.cpu < cost.wall / 2
-    assert choose_workers(cost, cores=1, num_shards=4)[0] == 4
-
-
-def test_computing_is_measured_with_the_real_clock() -> None:
-    class Computing(TimedEnv):
-        def step(self, action: Any) -> Any:
-            until = time.process_time() + 0.001
-            while time.process_time() < until:
-                pass
-            return super().step(action)
-
-    settings = EnvSettings(lambda: Computing(Clock(), 0, 0, 5))
-    cost = measure_step(settings, make_slots(settings, 1), 1)
-    assert 0.001 <= cost.cpu < 0.1
-    assert cost.wall > 0.0005
-
-
-def test_measuring_closes_its_environments() -> None:
-    closed = []
-
-    class Closing(TimedEnv):
-        def close(self) -> None:
-            closed.append(self)
-
-        def step(self, action: Any) -> Any:
-            if self.steps == 3:
-                raise RuntimeError("no more")
-            return super().step(action)
-
-    settings = EnvSettings(lambda: Closing(Clock(), 0, 0, 5))
-    like = make_slots(settings, 1)
-    with pytest.raises(Exception, match="no more"):
-        measure_step(settings, like, 1)
-    assert len(closed) == 1
+@pytest.mark.parametrize(("resumed", "advice"), [(False, ", or more shards"), (True, "")])
+def test_more_workers_than_the_users_own_shards_are_an_error(resumed: bool, advice: str) -> None:
+    text = rf"5 workers need at least as many shards, and num_shards is 3. Use at most 3 workers{advice}"
+    with pytest.raises(ConfigError, match=text):
+        limit_workers(shards_cfg(5, 3), {"num_shards": USER, "num_workers": USER}, resumed=resumed)

@@ -168,7 +168,8 @@ class ProcessEngine(EngineCore):
 
     def _detach_arguments(self, message: Message) -> None:
         with self.lock:
-            self.handles.sweep()
+            if self.handles.dropped:
+                self.handles.sweep()
             message.wire = message_frames.PackedPayload(message.payload, self._arena)
         message.payload = message_frames.EMPTY
 

@@ -2,6 +2,7 @@
 
 engine.py         RayEngine: starts, calls and ends actors
 cluster.py        starting or joining Ray, and its resources
+joining.py        errors of joining a cluster, found by probe.py before Ray itself tries
 wire.py           packing and unpacking values for Ray
 actor_host.py     what runs inside a Ray actor
 mailbox.py        requests from actors to the driver, and noticing dead actors

@@ -8,11 +8,12 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 from raceway.engine.base import Resources
 from raceway.engine.process.worker import thread_environment
 from raceway.engine.ray import private_api, ray
+from raceway.engine.ray.joining import check_joinable, explain_failure
 from raceway.errors import ConfigError, ResourceError
 
 
@@ -24,6 +25,8 @@ class RayCluster:
         init_options: further arguments for `ray.init`.
     """
 
+    _local_node: ClassVar[str] = ""  # the node of the last local Ray that was started in this process
+
     def __init__(self, address: str | None, init_options: Mapping[str, Any] | None) -> None:
         if ray is None:
             raise ConfigError("the ray engine needs Ray: pip install 'raceway[ray]'")
@@ -32,26 +35,33 @@ class RayCluster:
             raise ConfigError(f"{address}: the driver must run on a node of the cluster, so use address='auto' there")
         self._started_here = not ray.is_initialized()
         self.is_local = self._started_here and address == "local"
-        """Whether this Ray was started here, on this machine only."""
+        """Whether Raceway has started this Ray, here or in another engine, on this machine only."""
         self._directory: str | None = None
         if self._started_here:
             self._start(address, dict(init_options or {}))
         self.node: str = ray.get_runtime_context().get_node_id()
         """The driver's node."""
+        if self.is_local:
+            RayCluster._local_node = self.node
+        self.is_local = self.node == RayCluster._local_node
 
     def _start(self, address: str, options: dict[str, Any]) -> None:
         """Start or join Ray. Its processes block SIGINT themselves, so Ctrl-C reaches the driver alone."""
         options = {"address": address, "log_to_driver": True, "logging_level": logging.ERROR} | options
-        variables = {}
-        if self.is_local:
-            options.setdefault("include_dashboard", False)
-            if "_temp_dir" not in options:
-                # Not where TMPDIR points: Ray's sockets live in it, and their paths must be short.
-                self._directory = tempfile.mkdtemp(prefix=f"raceway-{os.getpid()}-", dir="/tmp")
-            # Workers inherit these: faster than having Ray prepare an environment for every actor.
-            variables = thread_environment(1) | {"RAY_USAGE_STATS_ENABLED": "0"} | private_api.ordinary_priority()
         private_api.print_on_stderr()
-        with _environment(variables):
+        if not self.is_local:
+            with _environment(check_joinable(address, options)):
+                private_api.reread_authentication()
+                self._join(address, options)
+            return
+        options.setdefault("include_dashboard", False)
+        if "_temp_dir" not in options:
+            # Not where TMPDIR points: Ray's sockets live in it, and their paths must be short.
+            self._directory = tempfile.mkdtemp(prefix=f"raceway-{os.getpid()}-", dir="/tmp")
+        # Workers inherit these: faster than having Ray prepare an environment for every actor.
+        variables = thread_environment(1) | {"RAY_USAGE_STATS_ENABLED": "0"} | private_api.ordinary_priority()
+        with _environment(variables | private_api.own_token()):
+            private_api.reread_authentication()
             try:
                 uses_directory = private_api.start_ray(options, self._directory)
             except BaseException:
@@ -60,10 +70,17 @@ class RayCluster:
         if not uses_directory:
             self._remove_directory()
 
+    def _join(self, address: str, options: dict[str, Any]) -> None:
+        try:
+            private_api.start_ray(options, None)
+        except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
+            raise explain_failure(address, error) from error
+
     def close(self) -> None:
         """End Ray if it was started here, or leave the cluster if it was joined here."""
         if self._started_here:
             ray.shutdown()
+            private_api.reread_authentication()
             self._remove_directory()
 
     def _remove_directory(self) -> None:

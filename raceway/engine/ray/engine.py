@@ -77,7 +77,7 @@ class RayEngine(EngineCore):
             left = _ASK_SECONDS if timeout is None else min(_ASK_SECONDS, until - time.monotonic())
             if calls is None or left <= 0 or not self._completions.ask(*calls, left):
                 self._completions.notify_unasked()
-                super().block(ready, None if timeout is None else max(0.0, until - time.monotonic()), awaited)
+                self._block(ready, None if timeout is None else max(0.0, until - time.monotonic()), timeout, awaited)
 
     def poll(self) -> None:
         """Receive results that have arrived, without waiting."""

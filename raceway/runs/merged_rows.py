@@ -1,0 +1,105 @@
+"""Merging the metrics of fast iterations into a few rows a second, with exact counts, sums and means.
+
+A fast algorithm has hundreds of iterations a second, and a row for each would grow a run by megabytes a minute.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from numbers import Real
+from typing import Any
+
+ROW_ITERATIONS, ROW_EPISODES, COUNTS = "time/row_iterations", "rollout/row_episodes", "counts"
+MAX_RETURNS = 1000
+"""Returns kept in a row, the latest ones. The number of episodes and their mean return are exact in any case."""
+_REWARD_MEAN = "rollout/iteration_rew_mean"
+_LATEST = frozenset((
+    "time/iterations", "time/total_timesteps", "time/episodes", "time/time_elapsed", "time/fps", "rollout/ep_rew_mean",
+    "rollout/ep_len_mean", "rollout/env_failures", "rollout/worker_restarts",
+))  # fmt: skip
+"""Metrics that describe the run so far: the latest value stands for all before it."""
+
+
+class RowMerger:
+    """Merges the metrics of iterations that end less than `interval` seconds after the last row.
+
+    A merged row has the latest value of what describes the run so far, the sum of the seconds, the mean over the
+    iterations of everything else, and the mean over the episodes of their returns.
+
+    Args:
+        interval: minimum seconds between two rows; 0 gives a row per iteration.
+        clock: returns the current time in seconds.
+    """
+
+    def __init__(self, interval: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.interval, self._clock = interval, clock
+        self._last_row_time = float("-inf")
+        self._pending: _MergedRow | None = None
+
+    def add(self, metrics: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Add the metrics of an iteration. Return the row if it is due: time has passed, or it has an evaluation."""
+        if self._pending is None:
+            self._pending = _MergedRow()
+        self._pending.add(metrics)
+        is_due = self._clock() - self._last_row_time >= self.interval or "eval/mean_reward" in metrics
+        return self.take() if is_due else None
+
+    def take(self) -> dict[str, Any] | None:
+        """Return the row of the iterations since the last one, or None if there are none."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return None
+        self._last_row_time = self._clock()
+        return pending.row()
+
+
+class _MergedRow:
+    """Sums over the iterations of one row."""
+
+    def __init__(self) -> None:
+        self.iterations = self.episodes = 0
+        self.return_sum = 0.0
+        self.returns: deque[float] = deque(maxlen=MAX_RETURNS)
+        self.values: dict[str, Any] = {}
+        """The latest value of every metric, or its sum if it is in `counts`."""
+        self.counts: dict[str, int] = {}
+        """Number of iterations that had a metric which is summed."""
+
+    def add(self, metrics: Mapping[str, Any]) -> None:
+        returns = metrics["returns"]
+        self.iterations += 1
+        self.episodes += len(returns)
+        self.returns.extend(returns)
+        if returns:
+            self.return_sum += metrics[_REWARD_MEAN] * len(returns)
+        values, counts = self.values, self.counts
+        for name, value in metrics.items():
+            if name in _LATEST or name == "returns":
+                values[name] = value
+            elif name in counts:
+                if value is not None:
+                    values[name] += value
+                    counts[name] += 1
+            else:
+                values[name] = value
+                if isinstance(value, Real) and not name.startswith("eval/"):
+                    counts[name] = 1
+
+    def row(self) -> dict[str, Any]:
+        """Return the row. Metrics that some of its iterations lack have their own count."""
+        row = dict(self.values)
+        if self.episodes:
+            row[_REWARD_MEAN] = self.return_sum / self.episodes
+        self.counts.pop(_REWARD_MEAN, None)
+        averaged = {name: count for name, count in self.counts.items() if not is_sum(name)}
+        row |= {name: row[name] / count for name, count in averaged.items() if count > 1}
+        row |= {ROW_ITERATIONS: self.iterations, ROW_EPISODES: self.episodes, "returns": list(self.returns)}
+        partial = {name: count for name, count in averaged.items() if count != self.iterations}
+        return row | {COUNTS: partial} if partial else row
+
+
+def is_sum(name: str) -> bool:
+    """Whether a metric of a row is the sum over its iterations: the seconds of a phase."""
+    return name.startswith("time/") and name.endswith("_seconds")

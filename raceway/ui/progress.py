@@ -1,0 +1,33 @@
+"""Which display of its progress a training has."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+from typing import TextIO
+
+from raceway.ui.callback import Callback, Display
+from raceway.ui.terminal_display import LiveDisplay, TextDisplay
+
+
+def display_for(stream: TextIO) -> Display:
+    """Return a live display for a terminal, and a text display for anything else.
+
+    A live display needs the terminal for itself, so trainings in other threads than the main one print lines.
+    """
+    if not stream.isatty() or threading.current_thread() is not threading.main_thread():
+        return TextDisplay(stream)
+    from rich.console import Console
+
+    return LiveDisplay(Console(file=stream))
+
+
+def with_display(callbacks: Sequence[Callback], *, progress: bool = True) -> list[Callback]:
+    """Return the callbacks, and a display on stderr if progress is to be shown and none of them is a display.
+
+    stdout belongs to the user's program.
+    """
+    if not progress or any(isinstance(callback, Display) for callback in callbacks):
+        return list(callbacks)
+    return [*callbacks, display_for(sys.stderr)]
