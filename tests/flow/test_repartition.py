@@ -172,18 +172,5 @@ def test_the_items_of_a_dropped_shard_go_to_the_others(engine: Engine, actors: l
         engine.kill(own[0])
         rest = list(run)
     assert before == [[0, 1], [2, 3]]
-    assert rest == [[number] for number in range(4, 20)]
+    assert sorted(rest) == [[number] for number in range(4, 20)]
     assert run.counts == {"dropped": 1, "lost": 0}
-
-
-@engines("process")
-def test_the_items_of_the_last_shard_are_counted_as_lost(
-    engine: Engine, actors: list[Actor], own: list[Actor]
-) -> None:
-    flow = ParIter.from_range(20, actors).repartition(2, own).filter(lambda x: x % 2 or x < 2).on_failure("drop")
-    with flow.gather_async().start() as run:
-        items = [next(run) for _ in range(2)]
-        engine.kill(own[0])
-        items += run
-    assert len(items) + run.counts["lost"] in (11, 20)  # shard 0 may have read its items before it died
-    assert Tally(items) >= Tally(range(1, 20, 2))

@@ -37,7 +37,8 @@ class RayEngine(EngineCore):
     removed, stays.
 
     Args:
-        address: a cluster to join, as `ray.init` takes it. By default RAY_ADDRESS, or else a local Ray is started.
+        address: a cluster to join, as `ray.init` takes it; raises ConnectionFailed if it cannot be joined. By default
+            RAY_ADDRESS, or else a local Ray is started.
         clock: the source of time for deadlines and back-off.
         init_options: further arguments for `ray.init`.
     """

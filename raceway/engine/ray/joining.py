@@ -53,7 +53,7 @@ def explain_failure(address: str, error: Exception) -> ConnectionFailed:
 def _probe(address: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the findings of `probe.py`; none if it fails, as it may with another version of Ray."""
     arguments = [address, options.get("_node_ip_address") or "", options.get("_temp_dir") or ""]
-    command = [sys.executable, "-P", str(_PROBE), *arguments]
+    command = [sys.executable or "python3", "-P", str(_PROBE), *arguments]
     try:
         process = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=True)
         findings = json.loads(process.stdout)
