@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
 
+from raceway.checks import nearest_name
 from raceway.runner._open_runners import find_backend
 from raceway.runner._worker_backend import WorkerBackend
 
@@ -29,8 +29,8 @@ class Service:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("_") or name not in self._methods:
-            close = difflib.get_close_matches(name, self._methods, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else f" It has: {self._method_list()}."
+            near = nearest_name(name, self._methods)
+            hint = f" Did you mean {near!r}?" if near else f" It has: {self._method_list()}."
             raise AttributeError(f"service {self._name!r} has no method {name!r}.{hint}")
         backend, id = self._backend, self._id
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fcntl
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from raceway.checkpoints.files import open_regular_file
+from raceway.checks import nearest_name
 from raceway.errors import ConfigError
 from raceway.file_schemas import schema_mismatch
 from raceway.runs.config_file import read_config, read_json
@@ -161,8 +161,8 @@ def _suggestion(path: Path) -> str:
     while not path.parent.exists():
         path = path.parent
     siblings = [sibling.name for sibling in path.parent.iterdir() if sibling.is_dir()]
-    close = difflib.get_close_matches(path.name, siblings, n=1)
-    return f" Did you mean {str(path.with_name(close[0]))!r}?" if close else ""
+    near = nearest_name(path.name, siblings)
+    return f" Did you mean {str(path.with_name(near))!r}?" if near else ""
 
 
 def numeric_value(row: Mapping[str, Any], name: str) -> float | None:
