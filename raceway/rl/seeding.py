@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from functools import lru_cache
 
 import numpy as np
-import torch
 
 GLOBAL_GENERATORS_LOCK = threading.RLock()
 """Held while the global generators are in use: trainings in several threads would sample from one another's."""
@@ -66,6 +65,8 @@ def seeded_globally(seed: int | None) -> Iterator[None]:
     Args:
         seed: the seed; with None the generators are not seeded, only restored.
     """
+    import torch  # here, because environments without networks need seeds too
+
     with GLOBAL_GENERATORS_LOCK, torch.random.fork_rng(devices=[]):
         states = random.getstate(), np.random.get_state()
         if seed is not None:
