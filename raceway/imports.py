@@ -6,6 +6,8 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_MANY_OBJECTS = 20_000
+
 
 @contextmanager
 def fast_imports(*, permanent: bool = False) -> Iterator[None]:
@@ -25,5 +27,7 @@ def fast_imports(*, permanent: bool = False) -> Iterator[None]:
     finally:
         if permanent:
             gc.freeze()
+        elif gc.get_count()[0] > _MANY_OBJECTS:
+            gc.collect()  # once now, rather than several times in what follows
         if was_enabled:
             gc.enable()
