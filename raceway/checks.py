@@ -29,18 +29,19 @@ def nearest_name(value: str, names: Iterable[str]) -> str | None:
     """Return the name that was probably meant, or None if no name is near.
 
     A name is near if at most a third of its characters differ, or if the value is its beginning, a long part of it, or
-    has the beginnings of its words. Case does not count, nor do hyphens and underscores.
+    has the beginnings of its words, or if it is the initials of the value, as `lr` is of `learning_rate`. Case does not
+    count, nor do hyphens and underscores.
 
     >>> nearest_name("pp0", ["a3c", "ppo"]), nearest_name("half-chee", ["halfcheetah"]), nearest_name("sac", ["a3c"])
     ('ppo', 'halfcheetah', None)
     """
-    typed = _letters(value)
+    typed, initials = _letters(value), _initials(value)
     best: tuple[int, int, str] | None = None
     for name in names:
         letters = _letters(name)
         allowed = max(len(typed), len(letters)) // 3
         part = (len(typed) >= 3 and letters.startswith(typed)) or (len(typed) >= 4 and typed in letters)
-        part = part or _abbreviates(value, name)
+        part = part or _abbreviates(value, name) or letters == initials
         if not part and abs(len(typed) - len(letters)) > allowed:
             continue
         distance = _edit_distance(typed, letters)
@@ -56,6 +57,12 @@ def _abbreviates(value: str, name: str) -> bool:
     return len(parts) == len(words) > 1 and all(
         part and word.startswith(part) for part, word in zip(parts, words, strict=True)
     )
+
+
+def _initials(value: str) -> str | None:
+    """Return the first letters of the words of a value; None if it has only one word."""
+    words = value.lower().replace("_", "-").strip("-").split("-")
+    return "".join(word[:1] for word in words) if len(words) > 1 else None
 
 
 def _letters(name: str) -> str:

@@ -232,14 +232,18 @@ class EnvironmentFailed(RacewayError):
         problem: what happened, without the place.
         slot: the index of the environment in its vector; -1 if unknown.
         place: the worker, shard, environment, episode and step, as text.
+        kind: what failures that are logged together have in common: the method and its exception or invalid value.
+        num_failures: if it exceeds the failure budget, the failures that no batch has reported, this one included.
     """
 
-    def __init__(self, problem: str, slot: int, place: str = "") -> None:
+    def __init__(
+        self, problem: str, slot: int, place: str = "", kind: str = "environment failure", num_failures: int = 0
+    ) -> None:
         super().__init__(f"{problem}\n  in {place}" if place else problem)
-        self.problem, self.slot, self.place = problem, slot, place
+        self.problem, self.slot, self.place, self.kind, self.num_failures = problem, slot, place, kind, num_failures
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.problem, self.slot, self.place)
+        return type(self), (self.problem, self.slot, self.place, self.kind, self.num_failures)
 
 
 class DeadlockError(RacewayError):

@@ -48,7 +48,6 @@ def load(
     policy = _make_untrained(config, _network(config, network, trust=trust))
     check_weights_fit(policy, weights, checkpoint.path)
     policy.load(weights)
-    importable = config["importable"]["env"]
     saved_env = EnvSettings(config["env"]["name"], config["env"]["kwargs"], config["env"]["vector"])
     about = {
         "run": str(path),
@@ -60,7 +59,7 @@ def load(
     }
     return TrainedPolicy(
         policy.eval(), _spaces(config), saved_env, about, clip_actions=bool(config["policy"].get("clip_actions")),
-        check_env=lambda: check_trusted("env", saved_env.name, importable=importable, trust=trust),
+        importable=bool(config["importable"]["env"]), trust=trust,
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,40 +26,56 @@ def num_cores() -> int:
 def worker_compute_settings() -> Iterator[None]:
     """Compute with one thread, as workers do, so that results are the same as on a worker.
 
-    The limits of BLAS are those of the process: of several trainings at a time, the last one to end lifts them. Freed
-    memory is kept for reuse, which lasts beyond the context.
+    The limits of BLAS are those of the process: of several trainings at a time, the last one to end lifts them. Those
+    of OpenMP are each thread's own, and end with its training. Freed memory is kept for reuse, which lasts beyond the
+    context.
     """
     keep_freed_memory()
-    _single_thread.enter()
+    thread = threading.get_ident()
+    _single_thread.enter(thread)
     try:
         yield
     finally:
-        _single_thread.leave()
+        _single_thread.leave(thread)
 
 
 class _SingleThread:
-    """Limits the process to one compute thread while anyone needs that."""
+    """Limits the process to one compute thread while any of its threads needs that."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._num_users = self._num_threads = 0
+        self._num_threads = 0
         self._limits: Any = None
+        self._depths: Counter[int] = Counter()
+        """How often each thread has entered and not left."""
+        self._own_numbers: dict[int, int] = {}
+        """The number of compute threads of each of them before."""
 
-    def enter(self) -> None:
+    def enter(self, thread: int) -> None:
         with self._lock:
-            if self._num_users == 0:
-                self._num_threads, self._limits = torch.get_num_threads(), threadpool_limits(1)
+            own = torch.get_num_threads()
+            if not self._depths:
+                self._num_threads, self._limits = own, threadpool_limits(1)
                 _let_any_thread_set_limits()
-            self._num_users += 1
+            if thread not in self._depths:
+                # A thread that has not computed before starts with the limit that holds now.
+                self._own_numbers[thread] = self._num_threads if own == 1 else own
+            self._depths[thread] += 1
             torch.set_num_threads(1)  # OpenMP has a number of threads for each thread that computes
 
-    def leave(self) -> None:
+    def leave(self, thread: int) -> None:
         with self._lock:
-            self._num_users -= 1
-            if self._num_users == 0:
+            self._depths[thread] -= 1
+            if self._depths[thread]:
+                return
+            del self._depths[thread]
+            own = self._own_numbers.pop(thread)
+            if not self._depths:
                 self._limits.restore_original_limits()
                 _let_any_thread_set_limits()
                 torch.set_num_threads(self._num_threads)
+            if thread == threading.get_ident() and torch.get_num_threads() != own:
+                threadpool_limits(own, user_api="openmp")  # torch would lift the limits of the other threads too
 
 
 _single_thread = _SingleThread()

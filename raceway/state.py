@@ -120,9 +120,9 @@ def state_of(obj: Any) -> Any:
         return None
     if has_state_methods(obj):
         return obj.state()
-    if not hasattr(obj, "__dict__"):
+    attributes = {name: _builtin_container(value) for name, value in attributes_of(obj).items()}
+    if not (attributes or hasattr(obj, "__dict__")):
         return None
-    attributes = {name: _builtin_container(value) for name, value in vars(obj).items()}
     return {name: value for name, value in attributes.items() if _is_plain_data(value)}
 
 
@@ -134,8 +134,37 @@ def restore(obj: Any, state: Any) -> None:
     if has_state_methods(obj):
         obj.restore(state)
     else:
-        for name, value in state.items():
-            setattr(obj, name, _like_current(value, vars(obj).get(name)))
+        current = attributes_of(obj)
+        values = {name: _like_current(value, current.get(name)) for name, value in state.items()}
+        set_attributes(obj, current | values)
+
+
+def attributes_of(obj: Any) -> dict[str, Any]:
+    """Return the attributes that an object has itself, in its `__dict__` or in slots."""
+    attributes = dict(getattr(obj, "__dict__", ()))
+    for cls in type(obj).__mro__:
+        for name, member in vars(cls).items() if "__slots__" in vars(cls) else ():
+            if inspect.ismemberdescriptor(member) and hasattr(obj, name):
+                attributes[name] = getattr(obj, name)
+    return attributes
+
+
+def set_attributes(obj: Any, attributes: Mapping[str, Any]) -> None:
+    """Give an object the attributes that `attributes_of` returned, and no others.
+
+    The object's own `__setattr__` is not called: it refuses if the object is a frozen dataclass.
+    """
+    current, in_dict = attributes_of(obj), getattr(obj, "__dict__", {})
+    for name in current.keys() - attributes.keys():
+        if name in in_dict:
+            del in_dict[name]
+        else:
+            object.__delattr__(obj, name)
+    for name, value in attributes.items():
+        if name in in_dict:
+            in_dict[name] = value
+        elif name not in current or current[name] is not value:
+            object.__setattr__(obj, name, value)
 
 
 def state_of_actor(obj: Any, shard: Any) -> Any:

@@ -41,7 +41,7 @@ def test_a_name_that_is_not_near_gets_no_suggestion(typed: str) -> None:
         ("--epochs", "--num-epochs", OPTIONS),
         ("ent_coef", "entropy_coef", ["value_coef", "entropy_coef"]),
         ("--max-episode-steps", None, OPTIONS),
-        ("--learning-rate", None, OPTIONS),
+        ("--learning-rate", "--lr", OPTIONS),
     ],
 )
 def test_environments_and_options(typed: str, meant: str | None, names: list[str]) -> None:

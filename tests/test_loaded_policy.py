@@ -3,6 +3,7 @@
 import contextlib
 import doctest
 import json
+import pickle
 import shutil
 import sys
 from pathlib import Path
@@ -424,6 +425,16 @@ def test_the_policy_of_a_result_is_ready_for_inference(tmp_path: Path) -> None:
     policy = train("reinforce", run_dir=tmp_path / "run", **QUICK, **settings).policy
     assert not policy.policy.training  # else dropout would make actions random
     assert policy.evaluate(2).lengths.max() <= 10
+
+
+def test_results_and_policies_can_be_pickled(results: dict[str, Result]) -> None:
+    originals = results["lstm"], results["lstm"].policy, load(results["env"].path)
+    result, policy, loaded = pickle.loads(pickle.dumps(originals))
+    assert result.summary == results["lstm"].summary
+    assert policy.sha256() == result.policy.sha256() == result.summary["weights_sha256"]
+    assert policy.evaluate(1).lengths > 0
+    with pytest.raises(ConfigError, match="--trust"):
+        loaded.evaluate(1)
 
 
 def test_repr(runs: dict[str, Path]) -> None:

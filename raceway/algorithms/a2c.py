@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -22,6 +22,7 @@ from raceway.agents import Policy
 from raceway.algorithms.context import Context
 from raceway.algorithms.registry import algorithm
 from raceway.algorithms.shared_config import ActorCriticConfig
+from raceway.checks import check_fraction, check_int
 from raceway.flow import Iter, ParIter
 from raceway.ops import AddAdvantages, ConcatBatches, TrainOneStep, TrainStats
 from raceway.rl import Batch
@@ -30,6 +31,8 @@ from raceway.rl import Batch
 @dataclass(frozen=True, kw_only=True)
 class Config(ActorCriticConfig):
     """Settings of A2C."""
+
+    setting_checks: ClassVar = {"batch_steps": check_int, "lam": check_fraction}
 
     fragment_steps: int = 5
     """Steps per environment in one rollout fragment."""

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 from raceway.algorithms import a2c
 from raceway.algorithms.context import Context
 from raceway.algorithms.registry import algorithm
 from raceway.algorithms.shared_config import ActorCriticConfig
+from raceway.checks import check_fraction
 from raceway.errors import ConfigError
 from raceway.flow import Iter, ParIter
 from raceway.ops import AddAdvantages, ApplyGradients, ComputeGradients, TrainStats
@@ -27,6 +29,8 @@ from raceway.rl import Batch
 @dataclass(frozen=True, kw_only=True)
 class Config(ActorCriticConfig):
     """Settings of A3C."""
+
+    setting_checks: ClassVar = {"lam": check_fraction}
 
     fragment_steps: int = 20
     """Steps per environment in one rollout fragment, from which one gradient is computed."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ from raceway.agents import Policy
 from raceway.algorithms.context import Context
 from raceway.algorithms.registry import algorithm
 from raceway.algorithms.shared_config import ReplayConfig
-from raceway.checks import check_int
+from raceway.checks import check_fraction, check_int
 from raceway.flow import Iter, ParIter, union_async
 from raceway.ops import (
     CountSteps,
@@ -50,6 +51,11 @@ from raceway.rl import Batch
 class Config(ReplayConfig):
     """Settings of Ape-X."""
 
+    setting_checks: ClassVar = {
+        **dict.fromkeys(("n_step", "replay_shards"), check_int),
+        **dict.fromkeys(("alpha", "beta", "epsilon"), check_fraction),
+    }
+
     num_envs: int = 32
     """Number of parallel environments, over all shards."""
     fragment_steps: int = 50
@@ -68,10 +74,6 @@ class Config(ReplayConfig):
     """Base ε of the ε-greedy policies: environments of a shard use εⁱ, with i from 1 to 8."""
     weights_every: int = 1
     """Fragments that a worker collects before it gets new weights."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_int("replay_shards", self.replay_shards)
 
     @property
     def replay(self) -> ReplaySettings:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -17,16 +18,13 @@ from raceway.ops import Learner, RolloutSettings
 from raceway.rl import LinearSchedule
 from raceway.rl.seeding import Purpose, derive_seed
 
-_POSITIVE_INTEGERS = (
-    "num_envs", "learner_threads", "iterations", "total_timesteps", "num_shards", "fragment_steps", "num_epochs",
-    "num_minibatches", "batch_size", "buffer_size", "learning_starts", "target_every", "num_async", "max_lag",
-    "batch_steps", "num_fragments", "learner_queue", "n_step", "save_every", "keep", "eval_every", "eval_episodes",
-)  # fmt: skip
-_POSITIVE_NUMBERS = (
-    "stop_seconds", "item_deadline", "lr", "gamma", "max_grad_norm", "adam_epsilon", "clip", "max_rho",
-    "steps_per_update",
-)  # fmt: skip
-_FRACTIONS = ("gamma", "lam", "alpha", "beta", "epsilon")
+SettingChecks = Mapping[str, Callable[[str, Any], Any]]
+"""Functions that refuse invalid values of settings, by the setting's name; see `raceway.checks`."""
+
+
+def _check_discount(what: str, value: Any) -> None:
+    check_positive(what, value)
+    check_fraction(what, value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +144,15 @@ class AlgorithmConfig(OutputConfig, OptimiserConfig, WorkerConfig, EnvironmentCo
     """Whether actions are clipped to the bounds of the action space before they reach the environment."""
     needs_tasks: ClassVar[bool] = False
     """Whether it is only for environments with tasks."""
+    setting_checks: ClassVar[SettingChecks] = {
+        **dict.fromkeys(
+            ("num_envs", "learner_threads", "iterations", "total_timesteps", "num_shards", "fragment_steps",
+             "save_every", "keep", "eval_every", "eval_episodes"), check_int
+        ),
+        **dict.fromkeys(("stop_seconds", "item_deadline", "lr", "max_grad_norm", "adam_epsilon"), check_positive),
+        "gamma": _check_discount,
+    }  # fmt: skip
+    """Checks of the settings that this class gives a meaning to. Those of the base classes apply as well."""
 
     network: Any = "mlp"
     """Network: mlp, lstm, or module:function, called with (observation_space, action_space)."""
@@ -161,15 +168,7 @@ class AlgorithmConfig(OutputConfig, OptimiserConfig, WorkerConfig, EnvironmentCo
         check_int("seed", self.seed, 0)
         check_int("max_env_failures", self.max_env_failures, 0)
         check_int("max_restarts", self.max_restarts)
-        for name in _POSITIVE_INTEGERS:
-            if getattr(self, name, None) is not None:
-                check_int(name, getattr(self, name))
-        for name in _POSITIVE_NUMBERS:
-            if getattr(self, name, None) is not None:
-                check_positive(name, getattr(self, name))
-        for name in _FRACTIONS:
-            if hasattr(self, name):
-                check_fraction(name, getattr(self, name))
+        self._run_setting_checks()
         for name, value in vars(self).items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise ConfigError(f"{name} must be a finite number, not {value!r}")
@@ -190,6 +189,16 @@ class AlgorithmConfig(OutputConfig, OptimiserConfig, WorkerConfig, EnvironmentCo
             check_choice("place of the learner", self.learner_on, ("driver", "thread", "actor"))
         if getattr(self, "activation", None) is not None:
             check_choice("activation", self.activation, ("relu", "tanh"))  # type: ignore[attr-defined]
+
+    def _run_setting_checks(self) -> None:
+        """Check every setting by the check of the most derived class that has one for it."""
+        checks: dict[str, Callable[[str, Any], Any]] = {}
+        for cls in reversed(type(self).__mro__):
+            checks |= vars(cls).get("setting_checks", {})
+        for setting in dataclasses.fields(self):
+            value = getattr(self, setting.name)
+            if setting.name in checks and not (value is None and _allows_none(setting.type)):
+                checks[setting.name](setting.name, value)
 
     def for_env(self, slots: Slots) -> Self:
         """Return this config with the settings that depend on the environment filled in."""
@@ -244,6 +253,12 @@ class AlgorithmConfig(OutputConfig, OptimiserConfig, WorkerConfig, EnvironmentCo
         if self.iterations is None and self.total_timesteps is None and self.stop_seconds is None:
             return 100
         return self.iterations
+
+
+def _allows_none(hint: Any) -> bool:
+    """Whether a type hint includes None. It may be text, with names that only its module knows."""
+    text = hint if isinstance(hint, str) else repr(hint)
+    return "None" in text or "Optional" in text
 
 
 def _check_widths(hidden: Any) -> None:

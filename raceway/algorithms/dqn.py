@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from raceway.agents import Policy
 from raceway.algorithms.context import Context
 from raceway.algorithms.registry import algorithm
 from raceway.algorithms.shared_config import ReplayConfig
+from raceway.checks import check_fraction, check_int
 from raceway.flow import Iter, ParIter, union
 from raceway.ops import (
     ConcatBatches,
@@ -46,6 +48,8 @@ from raceway.rl import Batch, LinearSchedule
 @dataclass(frozen=True, kw_only=True)
 class Config(ReplayConfig):
     """Settings of DQN."""
+
+    setting_checks: ClassVar = {"n_step": check_int, "epsilon": check_fraction}
 
     num_envs: int = 4
     """Number of parallel environments, over all shards."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from raceway.agents import Policy
 from raceway.algorithms.context import Context
 from raceway.algorithms.registry import algorithm
 from raceway.algorithms.shared_config import ActorCriticConfig
+from raceway.checks import check_fraction, check_int, check_positive
 from raceway.flow import Iter, ParIter
 from raceway.ops import AddLogProbs, ConcatFragments, Fresh, TrainOneStep, TrainStats
 from raceway.rl import Batch, v_trace
@@ -30,6 +32,12 @@ from raceway.rl import Batch, v_trace
 @dataclass(frozen=True, kw_only=True)
 class Config(ActorCriticConfig):
     """Settings of IMPALA."""
+
+    setting_checks: ClassVar = {
+        **dict.fromkeys(("num_fragments", "num_async", "learner_queue", "max_lag"), check_int),
+        "lam": check_fraction,
+        "max_rho": check_positive,
+    }
 
     num_envs: int = 32
     """Number of parallel environments, over all shards."""

@@ -39,6 +39,10 @@ class Config(AlgorithmConfig):
 
     clip_actions: ClassVar[bool] = True
     needs_tasks: ClassVar[bool] = True
+    setting_checks: ClassVar = {
+        **dict.fromkeys(("inner_steps", "num_epochs"), check_int),
+        **dict.fromkeys(("inner_lr", "clip"), check_positive),
+    }
 
     env: Any = "point"
     """Environment with tasks: point, cheetah-direction, or any with set_task(task) and sample_tasks(num, seed)."""
@@ -60,11 +64,6 @@ class Config(AlgorithmConfig):
     """Meta-updates per iteration, on the same episodes."""
     clip: float = 0.2
     """Clipping range ε of the probability ratio in the meta-update."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_int("inner_steps", self.inner_steps)
-        check_positive("inner_lr", self.inner_lr)
 
     def for_env(self, slots: Slots) -> Self:
         """Refuse environments without tasks."""

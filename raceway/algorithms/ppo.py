@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from raceway.agents import Policy
 from raceway.algorithms.context import Context
 from raceway.algorithms.registry import algorithm
 from raceway.algorithms.shared_config import ActorCriticConfig
+from raceway.checks import check_fraction, check_int, check_positive
 from raceway.flow import Iter, ParIter
 from raceway.ops import AddAdvantages, ConcatBatches, StandardizeFields, TrainOneStep, TrainStats
 from raceway.rl import Batch
@@ -30,6 +32,12 @@ from raceway.rl import Batch
 @dataclass(frozen=True, kw_only=True)
 class Config(ActorCriticConfig):
     """Settings of PPO."""
+
+    setting_checks: ClassVar = {
+        **dict.fromkeys(("batch_steps", "num_epochs", "num_minibatches"), check_int),
+        "clip": check_positive,
+        "lam": check_fraction,
+    }
 
     fragment_steps: int = 256
     """Steps per environment in one rollout fragment."""

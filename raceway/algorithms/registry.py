@@ -32,6 +32,7 @@ PlanFunction = Callable[[ParIter[Batch], Any, Context], Iter[TrainStats]]
 """A function that builds a plan from a stream of rollouts, a config and a context."""
 
 _NOT_ALGORITHMS = {"config", "context", "preset_files", "registry", "setting_sources", "shared_config"}
+_TRAIN_ARGUMENTS = {"callbacks", "progress", "resume"}
 _LENGTHS = ("iterations", "total_timesteps", "stop_seconds")
 _registered: dict[str, Algorithm] = {}
 
@@ -59,7 +60,8 @@ class Algorithm:
         names = {field.name for field in dataclasses.fields(self.config)}
         for name in settings:
             if name not in names:
-                raise unknown_name(f"setting of {self.name}", name, names)
+                # Settings and the arguments of `train` are written side by side, so either may have been meant.
+                raise unknown_name(f"setting of {self.name}", name, (names | _TRAIN_ARGUMENTS) - {name})
         return self.config(**{**self.preset(settings), **settings})
 
     def sources(self, settings: Mapping[str, Any]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from gymnasium import spaces
 from torch import Tensor
@@ -34,6 +34,8 @@ from raceway.rl import Batch
 class Config(AlgorithmConfig):
     """Settings of REINFORCE."""
 
+    setting_checks: ClassVar = {"episodes_per_iter": check_int}
+
     episodes_per_iter: int = 100
     """Episodes per iteration, for one gradient step."""
     learner_threads: int = 2
@@ -42,10 +44,6 @@ class Config(AlgorithmConfig):
     """Learning rate (1e-2 for discrete, 3e-4 for continuous actions)."""
     hidden: tuple[int, ...] | None = None
     """Widths of the hidden layers (128 for discrete, 256,256 for continuous actions)."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_int("episodes_per_iter", self.episodes_per_iter)
 
     def for_env(self, slots: Slots) -> Self:
         """Fill in the learning rate and the network for discrete or continuous actions."""

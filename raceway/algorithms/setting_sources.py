@@ -39,6 +39,12 @@ def _source(field: dataclasses.Field[Any], settings: Mapping[str, Any], preset: 
     return VARIABLE if os.environ.get(field.metadata.get("variable", "")) else DEFAULT
 
 
+def known_sources(config: type[Any], saved: Mapping[str, Any]) -> dict[str, str]:
+    """Return the sources in a file of the settings of a config, without names and sources that are unknown."""
+    names = {field.name for field in dataclasses.fields(config)}
+    return {name: source for name, source in saved.items() if name in names and source in SOURCES}
+
+
 def adapted_sources(sources: Sources, cfg: Any, adapted: Any) -> dict[str, str]:
     """Return the sources of a config that was adapted to an environment, from those of the config before."""
     names = [field.name for field in dataclasses.fields(cfg)]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from raceway.algorithms.config import AlgorithmConfig
+from raceway.checks import check_int, check_positive
 from raceway.flow import RateLimit
 from raceway.ops import ReplaySettings, replay_limits
 from raceway.rl import LinearSchedule
@@ -46,6 +47,10 @@ class ReplayConfig(AlgorithmConfig):
     """Settings of algorithms that learn Q-values from replay."""
 
     kind: ClassVar[str] = "values"
+    setting_checks: ClassVar = {
+        **dict.fromkeys(("batch_size", "buffer_size", "learning_starts", "target_every"), check_int),
+        "steps_per_update": check_positive,
+    }
 
     hidden: tuple[int, ...] | None = (64, 64)
     """Widths of the hidden layers."""

@@ -23,7 +23,6 @@ from raceway.algorithms.setting_sources import (
     VARIABLE,
     Sources,
     format_setting,
-    setting_sources,
 )
 
 GROUPS = ("run", "environment", "workers", "optimiser", "algorithm", "output")
@@ -74,16 +73,13 @@ class EffectiveSettings:
 
 
 def effective_settings(algorithm: Algorithm, settings: Mapping[str, Any]) -> EffectiveSettings:
-    """Return what the settings of the command line result in; the presets are summed up if no environment is named."""
-    defaults = default_settings(algorithm.config)
+    """Return what the settings of the command line result in; the presets are listed if no environment is named."""
+    defaults, preset, note = default_settings(algorithm.config), algorithm.preset(settings), NOTE
     if "env" in settings:
-        preset = algorithm.preset(settings)
-        note = NOTE if preset else f"{NOTE} There is no preset for {settings['env']}."
-        return EffectiveSettings({**defaults, **preset, **settings}, algorithm.sources(settings), note)
-    note = "In brackets: the defaults."
-    if algorithm.presets:
-        note += f" Presets change some of them, on {', '.join(algorithm.presets)}: add --env to see the values."
-    return EffectiveSettings({**defaults, **settings}, setting_sources(algorithm.config, settings, {}), note)
+        note += "" if preset else f" There is no preset for {settings['env']}."
+    elif algorithm.presets:
+        note += f" There are presets for {', '.join(algorithm.presets)}: add --env to see the values."
+    return EffectiveSettings({**defaults, **preset, **settings}, algorithm.sources(settings), note)
 
 
 def default_settings(config: type[Any]) -> dict[str, Any]:

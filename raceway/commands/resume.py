@@ -33,7 +33,7 @@ def run(arguments: list[str]) -> int:
     parser, groups = settings_parser("resume", "RUN", config, description, (*CHANGEABLE_ON_RESUME, "env", "network"))
     groups["run"].add_argument("--trust", action="store_true", help="Import the modules that the run names.")
     add_output_options(groups["output"])
-    options, settings = parse_settings(parser, rest, config, partial(_effective_settings, about))
+    options, settings = parse_settings(parser, rest, config, partial(_effective_settings, about, config))
     from raceway.training.train import resume
 
     return run_training(
@@ -41,10 +41,10 @@ def run(arguments: list[str]) -> int:
     )
 
 
-def _effective_settings(about: Mapping[str, Any], settings: Mapping[str, Any]) -> EffectiveSettings:
+def _effective_settings(about: Mapping[str, Any], config: type[Any], settings: Mapping[str, Any]) -> EffectiveSettings:
     """Return what the settings of a run, and those that change, result in."""
-    from raceway.algorithms.setting_sources import USER
+    from raceway.algorithms.setting_sources import USER, known_sources
     from raceway.commands.config_options import NOTE, EffectiveSettings
 
-    sources = {**about["setting_sources"], **dict.fromkeys(settings, USER)}
+    sources = {**known_sources(config, about["setting_sources"]), **dict.fromkeys(settings, USER)}
     return EffectiveSettings({**about["config"], **settings}, sources, NOTE)

@@ -216,7 +216,8 @@ def environment_error(slot: int, verb: str, error: BaseException) -> Environment
         text = str(error)
     except Exception as failure:
         text = f"(no message: {type(failure).__name__})"
-    return EnvironmentFailed(f"environment {verb} raised {type(error).__name__}: {text}", slot)
+    kind = f"environment {verb} raised {type(error).__name__}"
+    return EnvironmentFailed(f"{kind}: {text}", slot, kind=kind)
 
 
 def action_converter(space: spaces.Space) -> Callable[[Array], Any]:

@@ -7,7 +7,9 @@ applies the failure policy when its actor dies or the guest raises.
 
 from __future__ import annotations
 
+import atexit
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future as ThreadFuture
@@ -158,7 +160,7 @@ class ThreadGuest:
     """Like a Guest, for an object that is used on a dedicated thread of the driver.
 
     A thread cannot be stopped in the middle of a call. So closing detaches it: it ends after its current call, whose
-    result nobody receives, and it does not keep the interpreter alive.
+    result nobody receives. The interpreter waits for it for at most `EXIT_SECONDS` when it exits.
     """
 
     def __init__(self) -> None:
@@ -169,6 +171,7 @@ class ThreadGuest:
         """Start the thread, which creates the guest as `factory(context, *args)`."""
         create = partial(factory, ActorContext(None), *args)
         self._thread = threading.Thread(target=_work, args=(create, self._calls), name="raceway-guest", daemon=True)
+        _RUNNING[self._thread] = self
         self._thread.start()
 
     def call(self, method: str, *args: Any) -> Any:
@@ -192,30 +195,49 @@ class ThreadGuest:
                 call[0].cancel()
         self._calls.put(None)
 
-    def join(self) -> None:
+    def join(self, timeout: float | None = None) -> None:
         """Wait for the current call after closing."""
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(timeout)
 
 
 _Call = tuple[ThreadFuture[Any], str, tuple[Any, ...]]
+
+EXIT_SECONDS = 5.0
+"""How long the interpreter waits, when it exits, for the calls on threads."""
+_RUNNING: dict[threading.Thread, ThreadGuest] = {}
+
+
+@atexit.register
+def _end_threads() -> None:
+    """End the threads while they can still run: finalisation stops them, which aborts the process inside of torch."""
+    deadline = time.monotonic() + EXIT_SECONDS
+    guests = [*_RUNNING.values()]
+    for guest in guests:
+        guest.close()
+    with suppress(KeyboardInterrupt):
+        for guest in guests:
+            guest.join(max(0.0, deadline - time.monotonic()))
 
 
 def _work(create: Callable[[], Any], calls: SimpleQueue[_Call | None]) -> None:
     """Create a guest, and execute its calls until None arrives."""
     guest: Any = None
-    while (call := calls.get()) is not None:
-        future, method, args = call
-        if future.set_running_or_notify_cancel():
-            try:
-                guest = create() if guest is None else guest
-                result = getattr(guest, method)(*args)
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-                del result
-        del call, future, args  # while the thread waits, it keeps nothing alive
+    try:
+        while (call := calls.get()) is not None:
+            future, method, args = call
+            if future.set_running_or_notify_cancel():
+                try:
+                    guest = create() if guest is None else guest
+                    result = getattr(guest, method)(*args)
+                except BaseException as error:
+                    future.set_exception(error)
+                else:
+                    future.set_result(result)
+                    del result
+            del call, future, args  # while the thread waits, it keeps nothing alive
+    finally:
+        del _RUNNING[threading.current_thread()]
 
 
 # Functions that are sent to actors and run there.

@@ -26,8 +26,10 @@ class Iter(Stream[T_co]):
 
     Every `iter(flow)` starts from the source, independent of other runs. So do its operators: each run has its own
     state of the callable objects that were passed, as far as `Run.state` would save it, and starts from the state that
-    they had at the first run. What functions and methods change, and what operators only refer to, such as a learner
-    or an actor, is shared by all runs; so is an operator with the attribute `shared_by_runs = True`.
+    they had at the first run. Plain data that was passed to an operator's constructor, such as a list, is part of it.
+    What functions and methods change, and what operators only refer to, such as a learner or an actor, is shared by all
+    runs; so is an operator with the attribute `shared_by_runs = True`. An attribute that the program sets between two
+    runs is for later runs too; one that it sets before a run has ended (as that behind `next(flow)`), for that alone.
 
     >>> class Sum:
     ...     total = 0

@@ -25,7 +25,7 @@ from raceway.flow._graph import (
     requested_parameters,
     resolve_envelope,
 )
-from raceway.flow._operator_states import OperatorUse
+from raceway.flow._operator_states import FunctionUse, OperatorUse
 from raceway.flow.monitoring import CounterValues, Meter
 from raceway.injection import injected
 
@@ -49,7 +49,7 @@ class Operator(Stage):
     state_attributes: ClassVar[tuple[str, ...]] = ("ready", "held", "ended")
     binds_shard: ClassVar[bool] = False
     """Whether its function may keep items that nobody counts, so that its shard must stay where it is."""
-    use: OperatorUse | None = None
+    use: OperatorUse | FunctionUse | None = None
     """Its run's use of the user's function, if that is in the driver and has a state."""
 
     def __init__(self, parent: Stage, spec: OperatorSpec, context: OperatorContext, measure: bool) -> None:
@@ -255,12 +255,33 @@ class Take(Operator):
     def setup(self) -> None:
         self.position = 0  # number of items passed on
         self.ended = self.count == 0
+        self._close_error: Exception | None = None  # raised upstream when it was closed, after the last item
 
-    def process(self, item: Item) -> Iterable[Item]:
+    def poll(self) -> Item | NoItem:
+        if self.ended:
+            self._raise_close_error()
+            return NoItem.END
+        answer = self.parent.poll()
+        if isinstance(answer, NoItem):
+            self.ended = answer is NoItem.END
+            return answer
+        self.meter.count(answer, 0.0)
         self.position += 1
         if self.position >= self.count:
-            self.close()
-        return (item,)
+            try:
+                self.close()
+            except Exception as error:  # the last item comes first
+                self._close_error = error
+        return answer
+
+    def close(self) -> None:
+        self._raise_close_error()
+        super().close()
+
+    def _raise_close_error(self) -> None:
+        error, self._close_error = self._close_error, None
+        if error is not None:
+            raise error
 
 
 def with_source(value: Any, *, envelope: Envelope = injected) -> tuple[Source, Any]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from raceway.flow._requests import ItemRequester
     from raceway.flow._run import Run
 
-_MAX_QUEUED = 100_000  # items of a shard that others have overtaken by so many that the flow must be wrong
+_MAX_QUEUED = 100_000  # items of a shard that is behind the others; more can only be a mistake in the flow
 
 FedItem = tuple[Any, tuple[Any, ...]]
 """An item, and the fields of its envelope after `sequence`, without `parts`."""

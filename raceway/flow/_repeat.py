@@ -50,7 +50,7 @@ class RepeatedSource(SourceFunction):
 def repeated_source(node: Node, times: int | None) -> Node:
     """Return the node of a source, repeated."""
     source = node.spec.implementation
-    if not isinstance(source, SourceFunction) or source.keeps_position:
+    if node.parents or not isinstance(source, SourceFunction) or source.keeps_position:
         raise ConfigError(
             f"repeat() reads a source again, so it follows from_range, from_items or from_iterators, not {node}."
         )

@@ -18,7 +18,7 @@ from raceway.errors import ConfigError, FlowError, WaitTimeout
 from raceway.flow._driver_stages import OffloadedForEach, Queue, Split, Union
 from raceway.flow._gather import Gather, GatherAsync
 from raceway.flow._graph import Envelope, LazyEnvelope, Node, NoItem, replace_actor_handles, resolve_envelope, walk
-from raceway.flow._operator_states import OperatorUse, operator_object
+from raceway.flow._operator_states import FunctionUse, OperatorUse
 from raceway.flow._operators import ForEach, Operator, Stage
 from raceway.flow._repartition import FedSource, Feeder
 from raceway.flow._requests import PendingRequests
@@ -47,7 +47,7 @@ class Run(Observable, AbstractContextManager["Run[T_co]"], Iterator[T_co], Gener
         self.queues: list[Queue] = []
         self.pending_requests = PendingRequests()
         self.stages: dict[Node, Any] = {}
-        self._uses: dict[int, OperatorUse] = {}  # by the id of the operator: it may be in several places of a plan
+        self._uses: dict[object, OperatorUse | FunctionUse] = {}  # by operator: it may be in several places of a plan
         self._driver_uses: list[OperatorUse] = []  # of operators that are called from the thread that reads the run
         self._actors = {actor.name: actor for node in self.nodes for actor in node.actors}
         actors = [actor for node in self.nodes for actor in node.actors]
@@ -154,13 +154,14 @@ class Run(Observable, AbstractContextManager["Run[T_co]"], Iterator[T_co], Gener
             self.stages[node] = implementation(self._proxy, node)
         return self.stages[node]
 
-    def _use(self, node: Node) -> OperatorUse | None:
+    def _use(self, node: Node) -> OperatorUse | FunctionUse | None:
         if node.operator_state is None:
             return None
         on_thread = node.spec.implementation is OffloadedForEach
-        use = OperatorUse(node.operator_state, [] if on_thread else self._driver_uses)
-        use = self._uses.setdefault(id(operator_object(node.spec.settings["function"]) or node), use)
-        self._driver_uses += [] if on_thread or use in self._driver_uses else [use]
+        use = node.operator_state.use([] if on_thread else self._driver_uses)
+        use = self._uses.setdefault(node.operator_state.key, use)
+        if isinstance(use, OperatorUse) and not (on_thread or use in self._driver_uses):
+            self._driver_uses.append(use)
         return use
 
     def block(self) -> None:
@@ -221,12 +222,14 @@ class Run(Observable, AbstractContextManager["Run[T_co]"], Iterator[T_co], Gener
         if not self._closed:
             self._closed = True
             self.wakeups.wake()
-            close_all([*self.stages.values(), *self._uses.values(), self.wakeups], error)
-            for stage in self.stages.values() if self._waits else ():
-                if isinstance(stage, OffloadedForEach):
-                    stage.join()
-            self.emit_counters(now=True)
-            self.emit("stop", **self.counts)
+            try:
+                close_all([*self.stages.values(), *self._uses.values(), self.wakeups], error)
+            finally:
+                for stage in self.stages.values() if self._waits else ():
+                    if isinstance(stage, OffloadedForEach):
+                        stage.join()
+                self.emit_counters(now=True)
+                self.emit("stop", **self.counts)
 
     def __exit__(self, *_: object) -> None:
         self.close()

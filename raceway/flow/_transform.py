@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import inspect
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -12,6 +11,7 @@ from typing import Any
 from raceway.errors import ConfigError
 from raceway.flow._driver_stages import OffloadedForEach, Queue
 from raceway.flow._graph import Item, LazyEnvelope, NoItem, empty_envelope
+from raceway.flow._operator_states import operator_object
 from raceway.flow._operators import NOT_SHARED, FunctionOperator, Operator, Stage
 from raceway.flow._repartition import FedReader
 
@@ -37,7 +37,7 @@ class Transform(FunctionOperator):
         self._generator: PullingGenerator | ThreadGenerator | None = None
         self._needs_input = False
         self._envelope: LazyEnvelope = empty_envelope()  # of the last result, for several of the same items
-        self._upstream_error: BaseException | None = None
+        self._upstream_error: BaseException | None = None  # that was raised inside the generator, which may catch it
         self._upstream_seconds = 0.0
 
     def poll(self) -> Item | NoItem:
@@ -60,16 +60,20 @@ class Transform(FunctionOperator):
     def _read(self) -> Item | NoItem:
         """Poll the stream for the next input."""
         start = time.perf_counter()
-        try:
-            answer = self.parent.poll()
-        except BaseException as error:
-            self._upstream_error = error
-            raise
+        answer = self.parent.poll()
         self._upstream_seconds += time.perf_counter() - start
         if not isinstance(answer, NoItem):
             self.held.append(answer[1])
             self.meter.count(answer, 0.0)
         return answer
+
+    def _pull(self) -> Item | NoItem:
+        """Read the next input for a generator that pulls it."""
+        try:
+            return self._read()
+        except BaseException as error:
+            self._upstream_error = error
+            raise
 
     def _resume(self) -> Any:
         """Return the generator's next value, or a signal."""
@@ -78,17 +82,18 @@ class Transform(FunctionOperator):
             with self.use or NOT_SHARED:
                 if self._generator is None:
                     kind = ThreadGenerator if may_wait(self.parent) else PullingGenerator
-                    self._generator = kind(self.function, self.kwargs, self._read)
+                    self._generator = kind(self.function, self.kwargs, self._pull)
                 value = self._generator.resume()
         except Exception as error:
-            if self._upstream_error is not None:
-                raise self._upstream_error from None
-            raise self.operator_error(error, None) from error
+            if self._upstream_error is None:
+                raise self.operator_error(error, None) from error
+        if self._upstream_error is not None:  # whatever the generator made of it
+            raise self._upstream_error
         self.meter.busy += time.perf_counter() - start - (self._upstream_seconds - upstream)
         return value
 
     def state(self) -> Any:
-        if self._generator is not None and not self.ended and inspect.isroutine(self.function):
+        if self._generator is not None and not self.ended and operator_object(self.function) is None:
             raise ConfigError(
                 f"{self.spec.label} (added at {self.spec.where}) has no state that could be saved, because it keeps it "
                 "in local variables. Pass an object that keeps in its attributes what it has read and not passed on, "
@@ -98,9 +103,13 @@ class Transform(FunctionOperator):
 
     def close(self) -> None:
         self.ended = True
-        if self._generator is not None:
-            self._generator.close()
-        self.parent.close()
+        try:
+            if self._generator is not None:
+                self._generator.close()
+        except Exception as error:
+            raise self.operator_error(error, None) from error
+        finally:
+            self.parent.close()
 
 
 def may_wait(stage: Stage) -> bool:
@@ -164,34 +173,42 @@ class ThreadGenerator:
             self._resumed.release()
         self._paused.acquire()
         self._running = False
-        if self._error is not None:
-            raise self._error
+        self._raise_error()
         return self._result
+
+    def _raise_error(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
     def _run(self) -> None:
         try:
-            for value in self._function(self._inputs(), **self._kwargs):
-                self._pause(value)
+            values = self._function(self._inputs(), **self._kwargs)
+            for value in values:
+                if not self._pause(value):
+                    break
+            if isinstance(values, Generator):
+                values.close()
         except BaseException as error:
-            self._error = None if self._closed else error
+            self._error = None if self._closed and isinstance(error, GeneratorExit) else error
         self._result = Signal.END
         self._paused.release()
 
     def _inputs(self) -> Iterator[Any]:
-        while True:
-            self._pause(Signal.NEEDS_INPUT)
+        while self._pause(Signal.NEEDS_INPUT):
             answer = self._input
             if isinstance(answer, NoItem):
                 return
             yield answer[0]
+        raise GeneratorExit
 
-    def _pause(self, result: Any) -> None:
-        """Return to the driver until the next `resume`."""
-        self._result = result
-        self._paused.release()
-        self._resumed.acquire()
-        if self._closed:
-            raise GeneratorExit
+    def _pause(self, result: Any) -> bool:
+        """Return to the driver until the next `resume`. Return False if it was closed instead."""
+        if not self._closed:
+            self._result = result
+            self._paused.release()
+            self._resumed.acquire()
+        return not self._closed
 
     def close(self) -> None:
         """Close it. If it is not paused, because the driver was interrupted, it ends when it next pauses."""
@@ -200,3 +217,4 @@ class ThreadGenerator:
             self._resumed.release()
             if self._thread is not None and not self._running:
                 self._thread.join()
+                self._raise_error()

@@ -12,7 +12,12 @@ from functools import lru_cache
 import numpy as np
 
 GLOBAL_GENERATORS_LOCK = threading.RLock()
-"""Held while the global generators are in use: trainings in several threads would sample from one another's."""
+"""Held while the global generators are in use: trainings in several threads would sample from one another's.
+
+Nothing that may take long, such as an evaluation, may hold it, as other trainings in the process would wait.
+"""
+_earlier_states: list[_EarlierState] = []
+"""The states of the global generators that are to be restored, in the order in which they were replaced."""
 
 
 class Purpose(enum.IntEnum):
@@ -62,19 +67,58 @@ def _seeds_of_block(seed: int, shard: int, slot: int, block: int) -> list[int]:
 def seeded_globally(seed: int | None) -> Iterator[None]:
     """Seed the global generators of torch, numpy and Python, which networks and environments may use, for a while.
 
+    No other thread can do so meanwhile.
+
     Args:
         seed: the seed; with None the generators are not seeded, only restored.
     """
-    import torch  # here, because environments without networks need seeds too
+    with GLOBAL_GENERATORS_LOCK, seeded_globally_shared(seed):
+        yield
 
-    with GLOBAL_GENERATORS_LOCK, torch.random.fork_rng(devices=[]):
-        states = random.getstate(), np.random.get_state()
+
+@contextmanager
+def seeded_globally_shared(seed: int | None) -> Iterator[None]:
+    """Seed the global generators, like `seeded_globally`, but let other threads seed them meanwhile.
+
+    They are restored in any case. What is sampled from them in between is repeatable only if no other thread samples
+    from them or seeds them at the same time.
+    """
+    with GLOBAL_GENERATORS_LOCK:
+        earlier = _EarlierState()
+        _earlier_states.append(earlier)
         if seed is not None:
-            random.seed(seed)
-            np.random.seed(seed)
-            torch.default_generator.manual_seed(seed)
-        try:
-            yield
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
+            _seed_globally(seed)
+    try:
+        yield
+    finally:
+        with GLOBAL_GENERATORS_LOCK:
+            index = _earlier_states.index(earlier)
+            del _earlier_states[index]
+            if index == len(_earlier_states):
+                earlier.restore()
+            else:  # another thread has replaced the state since, and restores this one in its turn
+                _earlier_states[index].states = earlier.states
+
+
+class _EarlierState:
+    """The state of the global generators at one time."""
+
+    def __init__(self) -> None:
+        import torch  # here, because environments without networks need seeds too
+
+        self.states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+    def restore(self) -> None:
+        import torch
+
+        random.setstate(self.states[0])
+        np.random.set_state(self.states[1])
+        torch.set_rng_state(self.states[2])
+
+
+def _seed_globally(seed: int) -> None:
+    import torch
+
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # it takes no more bits
+    torch.default_generator.manual_seed(seed)

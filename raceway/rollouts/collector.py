@@ -271,8 +271,8 @@ class Collector(ActionSelection):
         final = () if final_obs is None else self._final
         problem_at = self._find_non_finite(num_rows, self.active, not self._autoresets, final_obs, final)
         if problem_at is not None:
-            row, slot, problem = problem_at
-            raise ItemLost.at(problem, slot, *self._locate(row, slot))
+            row, slot, kind, problem = problem_at
+            raise ItemLost.at(problem, kind, slot, *self._locate(row, slot))
 
     def _failure(self, problem: str, slot: int, row: int) -> EnvironmentFailed:
         return EnvironmentFailed(problem, slot, self._locate(row, slot)[0])

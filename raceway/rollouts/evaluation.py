@@ -19,7 +19,7 @@ from raceway.envs import UNKNOWN_SLOT, EnvSettings, Slots, SteppedSlots, has_tas
 from raceway.envs.env_vector import environment_error
 from raceway.errors import EnvironmentFailed, RacewayError
 from raceway.rl import empty, row_of, tree_map
-from raceway.rl.seeding import Purpose, derive_seed, episode_seed, seeded_globally
+from raceway.rl.seeding import Purpose, derive_seed, episode_seed, seeded_globally_shared
 
 Array = np.ndarray
 
@@ -72,7 +72,8 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate a policy on whole episodes in fresh environments. The same arguments always give the same result.
 
-    The policy and the global random generators of torch, numpy and Python are left as they were.
+    The policy and the global random generators of torch, numpy and Python are left as they were. An environment that
+    samples from the global generators gives the same result only if nothing else in the process uses them meanwhile.
 
     Args:
         policy: the policy to evaluate. If it is on another device, a copy on the CPU is evaluated.
@@ -90,7 +91,7 @@ def evaluate(
     check_int("num_episodes", num_episodes)
     num = min(num_episodes, _MAX_ENVS if num_envs is None else check_int("num_envs", num_envs))
     seed = derive_seed(seed, Purpose.EVALUATION)
-    with seeded_globally(seed), _evaluation_mode(policy, None if deterministic else num) as acting:
+    with seeded_globally_shared(seed), _evaluation_mode(policy, None if deterministic else num) as acting:
         slots = _make_slots(env, num, seed)
         try:
             if check is not None:

@@ -27,9 +27,9 @@ class ItemLost(EnvironmentFailed):
     """Number of steps of the episode that failed."""
 
     @classmethod
-    def at(cls, problem: str, slot: int, place: str, steps: int) -> ItemLost:
+    def at(cls, problem: str, kind: str, slot: int, place: str, steps: int) -> ItemLost:
         """Return the error for a problem at a location."""
-        lost = cls(problem, slot, place)
+        lost = cls(problem, slot, place, kind)
         lost.steps = steps
         return lost
 
@@ -39,13 +39,12 @@ class FailureLog:
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
-        """Failures by kind: the method and the type of its exception."""
+        """Failures by kind."""
 
     def add(self, error: EnvironmentFailed, place: str, budget: str) -> None:
         """Count a failure that is tolerated, and log it if it is due."""
-        kind = error.problem.partition(":")[0]
-        self._counts[kind] += 1
-        count = self._counts[kind]
+        self._counts[error.kind] += 1
+        count = self._counts[error.kind]
         if count == 1:
             text = "%s\n  in %s\n  The environment is rebuilt: %s\n  More are counted, and the 10th, 100th ... logged"
             _log.warning(text, error.problem, place, budget, exc_info=_root_cause(error))
@@ -92,9 +91,13 @@ class Recovery:
         if self.consecutive_failures > self.max_failures:
             where = place if self.consecutive_failures == 1 else f"{place}\n  {budget}"
             cause = error.__cause__ if isinstance(error, ItemLost) else error
-            raise EnvironmentFailed(error.problem, error.slot, where) from cause
+            raise self._final_failure(error, where) from cause
         self._lost_steps.append(steps)
         self._failure_log.add(error, place, budget)
+
+    def _final_failure(self, error: EnvironmentFailed, place: str) -> EnvironmentFailed:
+        """Return the error that ends the run. The failures before it, whose batch is never completed, count too."""
+        return EnvironmentFailed(error.problem, error.slot, place, error.kind, len(self._lost_steps) + 1)
 
     def take_lost_episodes(self) -> Batch:
         """Return the column `episode_lost`: the steps of each episode dropped since the last call."""
@@ -125,7 +128,7 @@ class Recovery:
         while True:
             place, steps = locate(error.slot)
             if not isinstance(envs, SteppedSlots):
-                raise ItemLost.at(error.problem, error.slot, place, steps) from error
+                raise ItemLost.at(error.problem, error.kind, error.slot, place, steps) from error
             self.record_failure(error, place, steps)
             self._rebuild(envs, error.slot, locate)
             failed.append(error.slot)
@@ -157,7 +160,7 @@ class Recovery:
                 self._rebuild(envs, slot, locate)
             return envs
         if self._make_slots is None:
-            raise EnvironmentFailed(lost.problem, lost.slot, lost.place) from lost.__cause__
+            raise self._final_failure(lost, lost.place) from lost.__cause__
         self.record_failure(lost, lost.place, lost.steps)
         envs.close()
         return self.make_slots(locate)

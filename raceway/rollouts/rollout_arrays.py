@@ -106,7 +106,7 @@ class RolloutArrays:
 
     def _find_non_finite(
         self, num_rows: int, active: Array, resets: bool, final_obs: Any = None, final: Sequence[Any] = ()
-    ) -> tuple[int, int, str] | None:
+    ) -> tuple[int, int, str, str] | None:
         """Find the first valid reward or observation that is not finite.
 
         Args:
@@ -117,7 +117,7 @@ class RolloutArrays:
             final: the slot and row of each.
 
         Returns:
-            The row and slot of the step, or the row that a reset filled, and a description of the problem.
+            The row and slot of the step, or the row that a reset filled, and the kind and description of the problem.
         """
         valid = self.valid[:num_rows]
         problems: list[tuple[int, int, str, Array]] = []
@@ -144,8 +144,8 @@ class RolloutArrays:
                 problems.append((row - 1, slot, "environment step returned an observation", value))
         if not problems:
             return None
-        row, slot, problem, value = min(problems, key=lambda entry: entry[0])
-        return row, slot, f"{problem} of {value.ravel()[:8].tolist()}"
+        row, slot, kind, value = min(problems, key=lambda entry: entry[0])
+        return row, slot, kind, f"{kind} of {value.ravel()[:8].tolist()}"
 
     def _is_first_obs(self, row: int, slot: int, continues: bool) -> bool:
         """Whether an observation is the first of its episode; `continues` says whether a step or reset used its row."""

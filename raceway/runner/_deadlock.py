@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
 from typing import TYPE_CHECKING, Any
 
 from raceway.engine.base import Actor
@@ -16,51 +15,66 @@ if TYPE_CHECKING:
 
 def check_deadlock(backend: DriverBackend, worker: Actor, wait: Wait) -> None:
     """Raise DeadlockError if the wait cannot end before `worker` has stopped waiting."""
-    stuck: Set[Actor] = {worker, *backend.blocked_workers.waits}
-    if _can_end(backend, wait, stuck):
+    check = _Check(backend, {worker, *backend.blocked_workers.waits})
+    if check.can_end(wait):
         return  # it needs nothing of a blocked worker, as nearly always
-    stuck = _find_stuck(backend, worker)
-    if not _can_end(backend, wait, stuck):
-        method = next(future for future in wait.pending() if not _can_be_done(backend, future, stuck)).method
+    check.release_workers(worker)
+    if not check.can_end(wait):
+        method = next(future for future in wait.pending() if not check.can_be_done(future)).method
         raise DeadlockError(
             f"{worker.name} would wait for {method!r}, which can only run on {worker.name} itself, after this call"
         )
 
 
-def _find_stuck(backend: DriverBackend, worker: Actor) -> set[Actor]:
-    """Return the workers that stay blocked as long as `worker` waits: all but those shown to be able to continue."""
-    stuck = {worker, *backend.blocked_workers.waits}
-    num_stuck = 0
-    while len(stuck) != num_stuck:
-        num_stuck = len(stuck)
-        # The latest first: they are the innermost of nested calls, on which the others depend.
-        for blocked, waits in reversed(backend.blocked_workers.waits.items()):
-            if blocked is not worker and blocked in stuck and any(_can_end(backend, wait, stuck) for wait in waits):
-                stuck.remove(blocked)
-    return stuck
+class _Check:
+    """Finds out what the workers that are not stuck can do.
 
+    Args:
+        backend: has the blocked workers.
+        stuck: workers that stay blocked, as far as is known. Later there may be fewer, never more.
+    """
 
-def _can_end(backend: DriverBackend, wait: Wait, stuck: Set[Actor]) -> bool:
-    num_missing = wait.num_missing
-    for future in wait.pending():
-        if num_missing <= 0:
-            break
-        num_missing -= _can_be_done(backend, future, stuck)
-    return num_missing <= 0
+    def __init__(self, backend: DriverBackend, stuck: set[Actor]) -> None:
+        self._backend = backend
+        self._stuck = stuck
+        self._possible: set[Any] = set()  # futures that can be done: they stay so when fewer workers are stuck
 
+    def release_workers(self, worker: Actor) -> None:
+        """Leave only those stuck that stay blocked as long as `worker` waits: all that cannot be shown to continue."""
+        num_stuck = 0
+        while len(self._stuck) != num_stuck:
+            num_stuck = len(self._stuck)
+            # The latest first: they are the innermost of nested calls, on which the others depend.
+            for blocked, waits in reversed(self._backend.blocked_workers.waits.items()):
+                if blocked is not worker and blocked in self._stuck and any(map(self.can_end, waits)):
+                    self._stuck.remove(blocked)
 
-def _can_be_done(backend: DriverBackend, future: Any, stuck: Set[Actor]) -> bool:
-    """Return whether neither the call nor one that it depends on needs a stuck worker."""
-    unchecked = [future]
-    while unchecked:
-        future = unchecked.pop()
-        if future.done():
-            continue
-        required = _required_worker(future)
-        if required is not None and (required in stuck or not backend.engine.can_start_call(required)):
-            return False
-        unchecked.extend(future.dependencies)
-    return True
+    def can_end(self, wait: Wait) -> bool:
+        """Return whether enough of the futures that are waited for can be done."""
+        pending, num_missing = list(wait.pending()), wait.num_missing
+        num_left = len(pending)
+        for future in pending:
+            if not 0 < num_missing <= num_left:
+                break
+            num_missing -= self.can_be_done(future)
+            num_left -= 1
+        return num_missing <= 0
+
+    def can_be_done(self, future: Any) -> bool:
+        """Return whether neither the call nor one that it depends on needs a stuck worker."""
+        found, unchecked = {future}, [future]  # each is checked once, however many calls depend on it
+        while unchecked:
+            future = unchecked.pop()
+            if future.done() or future in self._possible:
+                continue
+            required = _required_worker(future)
+            if required is not None and (required in self._stuck or not self._backend.engine.can_start_call(required)):
+                return False
+            dependencies = [dependency for dependency in future.dependencies if dependency not in found]
+            found.update(dependencies)
+            unchecked += dependencies
+        self._possible |= found
+        return True
 
 
 def _required_worker(future: ServiceFuture[Any]) -> Actor | None:

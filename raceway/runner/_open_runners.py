@@ -20,7 +20,7 @@ def find_backend(run_id: str) -> DriverBackend | None:
 
 def find_future(uid: str, id: int) -> ServiceFuture[Any] | None:
     """Return the future with this id on the engine `uid`, or None if this process is not its driver."""
-    for backend in open_backends.values():
+    for backend in tuple(open_backends.values()):  # other threads may open and close Runners
         if backend.engine.uid == uid and id in backend.futures:
             return backend.futures[id]
     return None
@@ -28,7 +28,7 @@ def find_future(uid: str, id: int) -> ServiceFuture[Any] | None:
 
 def find_object_owner(ref: ObjectRef) -> DriverBackend | None:
     """Return the backend that an object belongs to, or None if this process is not its driver."""
-    for backend in open_backends.values():
+    for backend in tuple(open_backends.values()):  # other threads may open and close Runners
         if ref.table is backend.table and ref.id in backend.objects.stored:
             return backend
     return None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def answer_request(worker: Actor, request: tuple[str, str, tuple[Any, ...]]) -> Any:
     """Answer a worker's request: (run id, verb, arguments). Called with the engine's lock."""
     run_id, verb, args = request
-    backend = next((backend for backend in open_backends.values() if worker in backend.pools), None)
+    backend = next((backend for backend in tuple(open_backends.values()) if worker in backend.pools), None)
     if backend is None:
         raise EngineClosed("the Runner that this worker belonged to is closed")
     if run_id and run_id != backend.run_id:
@@ -81,11 +81,13 @@ def _ref(backend: DriverBackend, worker: Actor, future: ServiceFuture[Any], time
     condition = WaitCondition([future])
 
     def give_ref(answer: Future[Any]) -> None:
+        if not condition.is_met():
+            raise WaitTimeout(f"the future is not done after {timeout:g} s; its call continues")
         failure = condition.first_failure()  # not raised, for the same reason
         if failure is not None:
             answer.fail(failure)
         else:
-            answer.set_result(future.ref(0))
+            answer.set_result(future.ref())
 
     return _answer_later(backend, worker, condition, timeout, give_ref)
 

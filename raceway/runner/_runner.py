@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from raceway.checks import check_int, check_positive, unknown_name
 from raceway.engine import make_engine
 from raceway.engine.base import Engine
-from raceway.errors import ConfigError
+from raceway.errors import ConfigError, WaitTimeout
 from raceway.runner._driver_backend import DriverBackend
 from raceway.runner._future import RemoteServiceFuture, ServiceFuture
 from raceway.runner._history import CallRecord
@@ -54,7 +55,8 @@ class Runner:
             raise ConfigError(f"a Runner needs a name, not {name!r}")
         _check_count("workers", workers)
         check_int("history", history, minimum=0)
-        with opening:
+        # Not for a session of its own, which cannot be open already: starting an engine may take seconds.
+        with opening if session is not None or fail_if_exists else nullcontext():
             self._backend: Any = find_session(name, session, fail_if_exists)
             self._opened_session = self._backend is None
             if self._backend is None:
@@ -150,8 +152,10 @@ class Runner:
         if isinstance(futures, (ServiceFuture, RemoteServiceFuture)):
             return futures.ref(timeout)
         futures = list(futures)
-        self.wait(futures, timeout=timeout)
-        return [future.ref(0) for future in futures]
+        _, pending = self.wait(futures, timeout=timeout)
+        if pending:
+            raise WaitTimeout(f"{len(pending)} futures are not done after {timeout:g} s; their calls continue")
+        return [future.ref() for future in futures]
 
     def put_object(self, value: Any, max_size: float = math.inf) -> ObjectRef:
         """Store a value once for all readers. As an argument of a call the reference arrives as the value.

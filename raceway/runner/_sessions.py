@@ -11,7 +11,7 @@ from raceway.runner._open_runners import open_backends
 from raceway.runner._worker_backend import WorkerBackend
 
 opening = threading.RLock()
-"""Held while a Runner is opened, so that two threads do not open the same session."""
+"""Held while a Runner opens a session that may be open already, so that two threads do not both open it."""
 
 
 def find_session(name: str, session: str | None, fail_if_exists: bool) -> Any:

@@ -151,7 +151,7 @@ class WorkerObjects:
 
 def rebuild_object_ref(uid: str, id: int) -> ObjectRef:
     """Return a reference to the object with this id on the engine `uid`; see `ObjectRef.from_text`."""
-    backends = [backend for backend in open_backends.values() if backend.table.uid == uid]
+    backends = [backend for backend in tuple(open_backends.values()) if backend.table.uid == uid]
     for backend in backends:
         if id in backend.objects.stored or backend is backends[-1]:
             return backend.objects.rebuild(id)

@@ -23,7 +23,7 @@ from raceway.checkpoints.files import (
 )
 from raceway.errors import ConfigError
 from raceway.runs.config_file import CONFIG_SCHEMA, METRICS_SCHEMA, read_config
-from raceway.runs.metrics_file import metrics_schema, read_metrics, remove_last_row, truncate_rows
+from raceway.runs.metrics_file import metrics_schema, read_metrics, replace_last_row, truncate_rows
 from raceway.runs.provenance import provenance
 
 _log = logging.getLogger(__name__)
@@ -115,13 +115,12 @@ class RunDirectory:
         self._metrics = self._open_metrics()
 
     def replace_last_row(self, metrics: Mapping[str, Any]) -> None:
-        """Write the last row of metrics again, with more in it."""
+        """Write the last row of metrics again, with more in it. An OSError is logged once, and the row stays."""
         try:
-            remove_last_row(self._metrics, METRICS_SCHEMA)
+            replace_last_row(self._metrics, _line(metrics), METRICS_SCHEMA)
+            self._failing = False
         except OSError as error:
             self._log_failure(error)
-        else:
-            self.add(metrics)
 
     def describe(self, algorithm: str, config: Mapping[str, Any], **more: Any) -> None:
         """Write config.json, the description of the run."""
@@ -157,7 +156,7 @@ class RunDirectory:
     def add(self, metrics: Mapping[str, Any]) -> None:
         """Append a row of metrics. An OSError, such as a full disk, is logged once, and training continues."""
         try:
-            append(self._metrics, json.dumps(metrics, default=_json_default).encode() + b"\n")
+            append(self._metrics, _line(metrics))
             self._failing = False
         except OSError as error:
             self._log_failure(error)
@@ -176,7 +175,7 @@ class RunDirectory:
 
     def remove(self) -> None:
         """Close the directory of a new run in which nothing was trained, and remove what the run created."""
-        self.close()
+        self._close_metrics()
         events = [path.name for path in self.path.glob(_EVENT_FILES)]
         for name in ("checkpoints", *events, *_OUTPUT_FILES, "config.json", "lock"):
             if name not in self._entries_before:
@@ -184,6 +183,7 @@ class RunDirectory:
         with contextlib.suppress(OSError):  # other files are in it
             for directory in self._created:
                 directory.rmdir()
+        self._lock.close()  # last: another run may start here from then on
 
     def _log_failure(self, error: OSError) -> None:
         if not self._failing:
@@ -192,11 +192,14 @@ class RunDirectory:
 
     def close(self) -> None:
         """Close metrics.jsonl and release the lock."""
+        self._close_metrics()
+        self._lock.close()
+
+    def _close_metrics(self) -> None:
         try:
             self._metrics.close()
         except OSError as error:  # a write that failed before fails again
             self._log_failure(error)
-        self._lock.close()
 
 
 def _check_free(directory: Path) -> None:
@@ -215,6 +218,10 @@ def replace_file(path: Path, text: str) -> None:
     write_file(temporary, text.encode())
     os.replace(temporary, path)
     sync_directory(path.parent)
+
+
+def _line(metrics: Mapping[str, Any]) -> bytes:
+    return as_json(metrics).encode() + b"\n"
 
 
 def as_json(value: Any) -> str:
@@ -252,10 +259,21 @@ def _lock(directory: Path) -> TextIO:
         except OSError as error:  # a file system without locks
             _log.warning("%s cannot be locked: %s. Make sure that no other process trains in it", directory, error)
             break
+    if not _is_at(file, directory / "lock"):  # a run that failed to start removed it meanwhile
+        file.close()
+        return _lock(directory)
     file.truncate(0)
     file.write(f"process {os.getpid()} on {platform.node()}\n")
     file.flush()
     return file
+
+
+def _is_at(file: TextIO, path: Path) -> bool:
+    """Whether an open file is the one that has this path now."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.lstat(path))
+    except FileNotFoundError:
+        return False
 
 
 def _unused_path(parent: Path, name: str) -> Path:

@@ -26,7 +26,8 @@ class RowMerger:
     """Merges the metrics of iterations that end less than `interval` seconds after the last row.
 
     A merged row has the latest value of what describes the run so far, the sum of the seconds, the mean over the
-    iterations of everything else, and the mean over the episodes of their returns.
+    iterations of all other numbers, and the mean over the episodes of their returns. Of a metric that is no
+    number, it has the latest value.
 
     Args:
         interval: minimum seconds between two rows; 0 gives a row per iteration.
@@ -76,16 +77,19 @@ class _MergedRow:
             self.return_sum += metrics[_REWARD_MEAN] * len(returns)
         values, counts = self.values, self.counts
         for name, value in metrics.items():
-            if name in _LATEST or name == "returns":
+            if name in _LATEST or name == "returns" or name.startswith("eval/"):
                 values[name] = value
+                continue
+            number = _number(value)
+            if number is None:
+                if value is not None or name not in counts:
+                    values[name] = value
+                    counts.pop(name, None)
             elif name in counts:
-                if value is not None:
-                    values[name] += value
-                    counts[name] += 1
+                values[name] += number
+                counts[name] += 1
             else:
-                values[name] = value
-                if isinstance(value, Real) and not name.startswith("eval/"):
-                    counts[name] = 1
+                values[name], counts[name] = number, 1
 
     def row(self) -> dict[str, Any]:
         """Return the row. Metrics that some of its iterations lack have their own count."""
@@ -98,6 +102,19 @@ class _MergedRow:
         row |= {ROW_ITERATIONS: self.iterations, ROW_EPISODES: self.episodes, "returns": list(self.returns)}
         partial = {name: count for name, count in averaged.items() if count != self.iterations}
         return row | {COUNTS: partial} if partial else row
+
+
+def _number(value: Any) -> float | None:
+    """Return a metric that is one number as a number of Python, whose sums neither overflow nor lose digits.
+
+    >>> _number(3), _number(True), _number("3"), _number([3])
+    (3, 1.0, None, None)
+    """
+    if type(value) is float or type(value) is int:
+        return value
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # of numpy or torch
+        value = value.item()
+    return float(value) if isinstance(value, Real) else None
 
 
 def is_sum(name: str) -> bool:

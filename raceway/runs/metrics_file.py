@@ -66,10 +66,28 @@ def truncate_rows(file: BinaryIO, iterations: int, schema: int) -> None:
     os.fsync(file.fileno())
 
 
-def remove_last_row(file: BinaryIO, schema: int) -> None:
-    """Remove the last row, in place."""
-    start, _, _ = next(_rows_backwards(file, schema), (0, 0, None))
-    os.ftruncate(file.fileno(), start)
+def replace_last_row(file: BinaryIO, line: bytes, schema: int) -> None:
+    """Write another line in place of the last row of an unbuffered file. If that fails, the row stays.
+
+    The line is written over the row, which can be written there again even if the disk is full.
+    """
+    start, end, _ = next(_rows_backwards(file, schema), (0, 0, None))
+    file.seek(start)
+    replaced = file.read(end - start)
+    try:
+        _overwrite(file, start, line)
+    except BaseException:
+        _overwrite(file, start, replaced)
+        raise
+
+
+def _overwrite(file: BinaryIO, start: int, content: bytes) -> None:
+    """Write to an unbuffered file from an offset on, and end the file there."""
+    file.seek(start)
+    remaining = memoryview(content)
+    while remaining:
+        remaining = remaining[file.write(remaining) :]
+    os.ftruncate(file.fileno(), start + len(content))
 
 
 def _rows_backwards(file: BinaryIO, schema: int) -> Iterator[tuple[int, int, Document]]:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from raceway.checkpoints.store import Checkpoint
-from raceway.errors import INTERRUPTS, ConfigError, OperatorError
+from raceway.errors import INTERRUPTS, ConfigError, EnvironmentFailed, OperatorError
 from raceway.machine import seconds_since_process_start
 from raceway.rl.space_json import space_to_json
-from raceway.runs.directory import RunDirectory, survives_json
+from raceway.runs.directory import RunDirectory, as_json, survives_json
 from raceway.runs.merged_rows import RowMerger
 from raceway.runs.metrics_file import last_row, read_metrics
 from raceway.runs.reader import numeric_value
@@ -92,15 +92,16 @@ class RunRecorder(AbstractContextManager["RunRecorder"]):
         self._stack = ExitStack()
 
     def __enter__(self) -> RunRecorder:
-        """Create or reopen the run directory, and describe the run in it."""
+        """Create or reopen the run directory, and describe the run in it. A new one is removed if that fails."""
         training, resume_point = self.training, self.training.resume_point
         requested = training.requested_cfg
         config = {**dataclasses.asdict(training.cfg), "network": requested.network, "env": training.env.name}
+        _check_serialisable(config)
         with ExitStack() as stack:
             path = training.cfg.run_dir
             self.directory = RunDirectory.reopen(path) if resume_point else RunDirectory.new(path, _name(training))
             self.result.directory = self.path.absolute()
-            stack.callback(self.directory.close)
+            stack.push(self._close_directory)
             if resume_point is not None:
                 self._resume(resume_point, config)
             else:
@@ -111,15 +112,25 @@ class RunRecorder(AbstractContextManager["RunRecorder"]):
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        nothing_trained = self.training.resume_point is None and self.training.report.iterations == 0
-        if error is not None and nothing_trained and not self.result.summary:
-            self._stack.close()
-            self.directory.remove()
+        if error is not None and self._nothing_trained:
+            self._stack.__exit__(kind, error, trace)
             return
         with self._stack:
             self.flush()
             if error is not None and self._flow_metrics is not None and not self.result.summary:
                 self._record_error(error)
+
+    @property
+    def _nothing_trained(self) -> bool:
+        """Whether this is a new run whose first iteration has not ended."""
+        training = self.training
+        return training.resume_point is None and training.report.iterations == 0 and not self.result.summary
+
+    def _close_directory(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is not None and self._nothing_trained:
+            self.directory.remove()
+        else:
+            self.directory.close()
 
     def _record_error(self, error: BaseException) -> None:
         """Record the exception that ends the run. Nothing that fails here may hide it."""
@@ -128,7 +139,11 @@ class RunRecorder(AbstractContextManager["RunRecorder"]):
                 self.summarise("interrupt", self.training.saver.last)
             else:
                 self.directory.write_error("".join(traceback.format_exception(error)))
-                self.summarise("error", self.training.saver.last, error=_first_line(error))
+                original = _original(error)
+                if isinstance(original, EnvironmentFailed):
+                    self.training.report.env_failures += original.num_failures
+                first_line = f"{type(original).__name__}: {original}".partition("\n")[0]
+                self.summarise("error", self.training.saver.last, error=first_line)
         except Exception:
             _log.exception("%s: how the run ended could not be recorded", self.path)
 
@@ -236,11 +251,18 @@ class RunRecorder(AbstractContextManager["RunRecorder"]):
         self.directory.write("summary.json", self.result.summary)
 
 
-def _first_line(error: BaseException) -> str:
-    """Return the type and the first line of an error, or of the one that an operator of the flow raised."""
-    if isinstance(error, OperatorError) and error.original is not None:
-        error = error.original
-    return f"{type(error).__name__}: {error}".partition("\n")[0]
+def _check_serialisable(config: dict[str, Any]) -> None:
+    """Refuse settings that config.json cannot hold, such as dicts whose keys are tuples."""
+    for name, value in config.items():
+        try:
+            as_json(value)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConfigError(f"{name} cannot be saved in config.json: {error}") from error
+
+
+def _original(error: BaseException) -> BaseException:
+    """Return the error that an operator of the flow raised, or else the error itself."""
+    return error.original if isinstance(error, OperatorError) and error.original is not None else error
 
 
 def _name(training: Any) -> str:

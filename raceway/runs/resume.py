@@ -34,6 +34,7 @@ CHANGEABLE_ON_RESUME = (
     "max_restarts",
 )  # fmt: skip
 """Settings that may change when a run is resumed: how long and where it runs, and what it saves."""
+_RESUME_ARGUMENTS = ("callbacks", "progress", "trust")
 _REQUIRED_STATE = {"learner": {"policy": dict}, "evaluations": dict, "flow": dict}
 _LAYER_SIZE_ALLOWED, _LAYER_WIDTH_ALLOWED = 1 << 26, 1 << 16
 """Weights and width of a layer that are always accepted: a custom network may not use these widths at all."""
@@ -126,7 +127,7 @@ def _resumed_config(algorithm: Algorithm, about: Mapping[str, Any], settings: Ma
     saved = {name: tuple(value) if isinstance(value, list) else value for name, value in about["config"].items()}
     for name in settings:
         if name not in names:
-            raise unknown_name(f"setting of {algorithm.name}", name, names)
+            raise unknown_name(f"setting of {algorithm.name}", name, {*names, *_RESUME_ARGUMENTS} - {name})
     for name, value in saved.items():
         if name not in names:
             raise ConfigError(f"the run has a setting {name!r}, which this version of {algorithm.name} does not have")

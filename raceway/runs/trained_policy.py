@@ -16,6 +16,7 @@ from raceway.errors import ConfigError
 from raceway.machine import worker_compute_settings
 from raceway.rl.space_json import space_to_json
 from raceway.rollouts.evaluation import Evaluation, evaluate
+from raceway.runs.resume import check_trusted
 
 
 class TrainedPolicy(ActingPolicy):
@@ -27,7 +28,8 @@ class TrainedPolicy(ActingPolicy):
         env: the environment that it was trained in.
         about: see `about`.
         clip_actions: whether actions of a Box are clipped to its bounds.
-        check_env: called before `env` is created; raises if that is not allowed.
+        importable: whether the name of `env` can be imported; false for a function of a saved run.
+        trust: whether the module that the name of `env` names may be imported.
     """
 
     about: dict[str, Any]
@@ -41,10 +43,12 @@ class TrainedPolicy(ActingPolicy):
         about: dict[str, Any],
         *,
         clip_actions: bool,
-        check_env: Callable[[], object] = lambda: None,
+        importable: bool = True,
+        trust: bool = True,
     ) -> None:
         super().__init__(policy, *spaces, clip_actions=clip_actions)
-        self.about, self._env, self._check_env = about, env, check_env
+        self.about, self._env = about, env
+        self._importable, self._trust = importable, trust
 
     def __repr__(self) -> str:
         return f"<policy of {self.about['algorithm']} on {self.about['env']}, after {self.about['steps']:,} steps>"
@@ -71,7 +75,7 @@ class TrainedPolicy(ActingPolicy):
             return env
         if env is not None:
             return EnvSettings(env, self._env.kwargs, self._env.vector)
-        self._check_env()
+        check_trusted("env", self._env.name, importable=self._importable, trust=self._trust)
         return self._env
 
     def evaluate(

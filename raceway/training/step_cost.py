@@ -80,23 +80,25 @@ class TimedOut(BaseException):
 
 
 @contextmanager
-def interrupt_after(seconds: float | None) -> Iterator[None]:
+def interrupt_after(seconds: float | None) -> Iterator[Callable[[], object]]:
     """Raise `TimedOut` in the main thread after some seconds, even while it waits for something.
 
-    Without effect in other threads, in a program that uses the timer itself, and on code that never returns to Python.
+    Yields a function that restarts the timer. Without effect in other threads, in a program that uses the timer itself,
+    and on code that never returns to Python.
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
     if seconds is None or not in_main_thread or signal.getitimer(signal.ITIMER_REAL)[0]:
-        yield
+        yield lambda: None
         return
 
     def raise_timed_out(*_: object) -> None:
         raise TimedOut
 
     handler = signal.signal(signal.SIGALRM, raise_timed_out)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    restart = partial(signal.setitimer, signal.ITIMER_REAL, seconds)
+    restart()
     try:
-        yield
+        yield restart
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
@@ -107,15 +109,26 @@ class _Stopwatch:
 
     def __init__(self, env: EnvSettings, num_slots: int) -> None:
         self.env, self.num_slots = env, num_slots
+        self.before_call: Callable[[], object] = lambda: None
+        """Called before every call of an environment."""
         self.walls: list[float] = []
         self.cpus: list[float] = []
 
     def make_slots(self, _: int = 0) -> Slots:
+        self.before_call()
         slots = make_slots(self.env, self.num_slots)
         slots.step = partial(self._step, slots.step)  # type: ignore[method-assign]
+        slots.reset = partial(self._call, slots.reset)  # type: ignore[method-assign]
+        if isinstance(slots, SteppedSlots):
+            slots.rebuild = partial(self._call, slots.rebuild)  # type: ignore[method-assign]
         return slots
 
+    def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        self.before_call()
+        return method(*arguments)
+
     def _step(self, step: Callable[..., Any], *arguments: Any) -> Any:
+        self.before_call()
         wall, cpu = time.perf_counter(), time.process_time()
         outcome = step(*arguments)
         self.walls.append(time.perf_counter() - wall)
@@ -147,12 +160,12 @@ def measure_step(
         like: existing slots of it, which show whether it is natively vectorised.
         slots_per_shard: the width of such a vector.
         max_env_failures: failure budget, as that of a shard; see `Recovery`.
-        deadline: seconds after which an environment that does not return is abandoned.
+        deadline: seconds after which an environment is abandoned that does not return from a call.
     """
     stopwatch = _Stopwatch(env, 1 if isinstance(like, SteppedSlots) else slots_per_shard)
     recovery = Recovery(max_env_failures, stopwatch.make_slots)
     try:
-        with ExitStack() as stack, interrupt_after(deadline):
+        with ExitStack() as stack, interrupt_after(deadline) as stopwatch.before_call:
             slots = recovery.make_slots(lambda _: ("a temporary environment", 0))
             policy = cast(Policy, RandomPolicy(slots))
             collector = Collector(slots, policy, seed=derive_seed(0, Purpose.EVALUATION), shard=0, recovery=recovery)

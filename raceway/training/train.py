@@ -12,7 +12,7 @@ from typing import Any
 
 from raceway.agents.networks import import_network
 from raceway.algorithms import Algorithm, Context, find_algorithm
-from raceway.algorithms.setting_sources import USER, Sources, adapted_sources
+from raceway.algorithms.setting_sources import USER, Sources, adapted_sources, known_sources
 from raceway.checkpoints.saver import Saver
 from raceway.checkpoints.store import Checkpoints
 from raceway.checks import check_choice
@@ -134,7 +134,8 @@ class Training:
     ) -> Training:  # fmt: skip
         """Return the training that resumes a run. If an algorithm is passed, the run must be of that algorithm."""
         run_algorithm, cfg, resume_point = prepare_resume(run, algorithm, settings, trust=trust)
-        sources = {**read_config(run)["setting_sources"], **dict.fromkeys(settings, USER)}
+        saved = known_sources(run_algorithm.config, read_config(run)["setting_sources"])
+        sources = {**saved, **dict.fromkeys(settings, USER)}
         return cls(run_algorithm, cfg, callbacks, resume_point=resume_point, setting_sources=sources)
 
     def run(self) -> Result:

@@ -9,6 +9,7 @@ rollouts of all agents -> split
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,12 @@ from raceway.ops import ReportMetrics
 from raceway.ops.multi_agent import GatheredRounds, MultiRolloutSettings, MultiRolloutWorker, Select
 from raceway.rl import Batch
 from raceway.rl.seeding import Purpose, derive_seed
+from raceway.runs.merged_rows import RowMerger
+
+MAX_ROWS = 10_000
+"""Rows of metrics of each policy that a result holds, the latest ones."""
+MAX_RETURNS = 100_000
+"""Returns of each policy that a result holds, the latest ones."""
 
 
 @dataclass
@@ -48,10 +55,36 @@ class MultiResult:
 
     policies: dict[str, Policy]
     metrics: dict[str, list[dict[str, Any]]]
-    """A row for every training step of each policy."""
+    """The latest `MAX_ROWS` rows of each policy; training steps faster than its `metrics_interval` share a row."""
     returns: dict[str, list[float]]
-    """The return of every episode of every agent, by policy."""
+    """The returns of the latest `MAX_RETURNS` episodes of all agents with a policy."""
+    episodes: dict[str, int]
+    """Number of all episodes of agents with a policy."""
     seconds: float = 0.0
+
+
+class _PolicyRecord:
+    """The metrics of one policy. Its size is bounded, as a run may last for days."""
+
+    def __init__(self, metrics_interval: float) -> None:
+        self._merger = RowMerger(metrics_interval)
+        self.rows: deque[dict[str, Any]] = deque(maxlen=MAX_ROWS)
+        self.returns: deque[float] = deque(maxlen=MAX_RETURNS)
+        self.episodes = 0
+
+    def add(self, metrics: dict[str, Any]) -> None:
+        """Add the metrics of a training step."""
+        self.returns.extend(metrics["returns"])
+        self.episodes += len(metrics["returns"])
+        self._add_row(self._merger.add(metrics))
+
+    def flush(self) -> None:
+        """Add the row of the training steps since the last one."""
+        self._add_row(self._merger.take())
+
+    def _add_row(self, row: dict[str, Any] | None) -> None:
+        if row is not None:
+            self.rows.append(row)
 
 
 def multi_trainer_plan(
@@ -157,19 +190,28 @@ class MultiTraining:
             raise ConfigError("give total_timesteps or stop_seconds: otherwise training would never end")
         if stop_seconds is not None:
             check_positive("stop_seconds", stop_seconds)
-        names = list(self.algorithms)
-        result = MultiResult(self.policies, {name: [] for name in names}, {name: [] for name in names})
-        began = time.perf_counter()
+        records = {name: _PolicyRecord(cfg.metrics_interval) for name, cfg in self.configs.items()}
+        began, seconds = time.perf_counter(), 0.0
         with self.open_flow() as (flow, trainers), flow.start(wait=True) as run:
             for name, row in run:
-                result.metrics[name].append(row)
-                result.returns[name] += row["returns"]
-                result.seconds = time.perf_counter() - began
+                records[name].add(row)
+                seconds = time.perf_counter() - began
                 if total_timesteps is not None and trainers[name].report.timesteps >= total_timesteps:
                     break
-                if stop_seconds is not None and result.seconds >= stop_seconds:
+                if stop_seconds is not None and seconds >= stop_seconds:
                     break
-        return result
+        return self._result(records, seconds)
+
+    def _result(self, records: Mapping[str, _PolicyRecord], seconds: float) -> MultiResult:
+        for record in records.values():
+            record.flush()
+        return MultiResult(
+            self.policies,
+            metrics={name: list(record.rows) for name, record in records.items()},
+            returns={name: list(record.returns) for name, record in records.items()},
+            episodes={name: record.episodes for name, record in records.items()},
+            seconds=seconds,
+        )
 
 
 def train_multi(

@@ -19,7 +19,11 @@ class Callback(AbstractContextManager["Callback"]):
         """Handle the start of a training (`raceway.training.train.Training`) with this run directory."""
 
     def on_iteration(self, row: dict[str, Any]) -> None:
-        """Handle the metrics of an iteration; docs/metrics.md explains them."""
+        """Handle the metrics of an iteration; docs/metrics.md explains them.
+
+        A resumed run first catches up on an evaluation that was due when it stopped: the last row of the earlier part,
+        which several iterations may share, is then passed again, with the metrics of the evaluation.
+        """
 
     def on_checkpoint(self, steps: int) -> None:
         """Handle a checkpoint that was saved after this many environment steps."""

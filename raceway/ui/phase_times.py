@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _WAITING = {"wait_rollouts": "rollouts", "wait_learner": "train"}
-"""Metrics of waiting, and the phase whose seconds contain them."""
+"""Metrics of waiting, and the phase that is waited for."""
 
 
 class PhaseTimes:

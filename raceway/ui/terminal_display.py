@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import math
-import os
 import sys
 import time
 from collections import deque
@@ -18,10 +16,9 @@ from raceway.formatting import format_clock, format_count
 from raceway.signals import EXIT_CODES
 from raceway.ui.breakpoints import BreakpointHook
 from raceway.ui.callback import Display
+from raceway.ui.output_stream import OutputStream
 from raceway.ui.phase_times import PhaseTimes
 from raceway.ui.sparkline import SPARKLINE_WIDTH, sparkline
-
-_log = logging.getLogger(__name__)
 
 RULE = "=" * 60
 MEAN_REWARD = "Mean Reward (last 100 episodes)"
@@ -60,20 +57,15 @@ class TextDisplay(Display):
     """Plain lines of text: a banner, every tenth iteration and the last, every evaluation, and a summary."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream
+        self._stream = OutputStream(stream)
         self._last_row: dict[str, Any] | None = None
         self._last_printed, self._eval_episodes = -1, 0
         self._last_print_time = time.monotonic()
 
     def write(self, *lines: str) -> None:
-        """Write lines without buffering. If the reader closed the stream, training continues without output."""
-        stream = self._stream or sys.stdout
-        try:
-            print(*lines, sep="\n", file=stream, flush=True)
-        except BrokenPipeError:
-            with open(os.devnull, "w") as null_device:
-                os.dup2(null_device.fileno(), stream.fileno())
-            _log.warning("the output stream was closed by its reader; training continues")
+        """Write lines without buffering. If the stream fails, training continues without output."""
+        self._stream.write("\n".join(lines) + "\n")
+        self._stream.flush()
 
     def on_start(self, training: Any, path: Path) -> None:
         """Print the settings."""
@@ -191,7 +183,10 @@ class LiveDisplay(Display):
             self._console.print(f"  {line}", highlight=False, markup=False)
         self._start_time = time.monotonic()
         # The display may be on stderr: what the program prints to a file on stdout is left alone.
-        options: Any = {"redirect_stdout": sys.stdout.isatty(), "get_renderable": self._render}
+        options: Any = {
+            "redirect_stdout": sys.stdout is not None and sys.stdout.isatty(),
+            "get_renderable": self._render,
+        }
         self._live = Live(console=self._console, refresh_per_second=8, **options)
         self._live.start()
         self._breakpoint_hook.install()

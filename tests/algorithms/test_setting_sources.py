@@ -74,14 +74,18 @@ def test_config_json_has_the_sources_and_resuming_adds_to_them(tmp_path: Path) -
     assert config_of(run)["setting_sources"] == {**sources, "keep": "user"}
 
 
-def test_a_run_without_sources_resumes(tmp_path: Path) -> None:
+UNKNOWN = {"no_such_setting": "user", "lr": "moon", "keep": ["user"]}
+
+
+@pytest.mark.parametrize("saved", [{}, {"setting_sources": {**UNKNOWN, "seed": "default"}}])
+def test_a_run_without_known_sources_resumes(tmp_path: Path, saved: dict[str, Any]) -> None:
     run = tmp_path / "run"
     train("ppo", env="cartpole", run_dir=str(run), **SMALL)
     about = config_of(run)
     del about["setting_sources"], about["num_workers_reason"]
-    (run / "config.json").write_text(json.dumps(about))
+    (run / "config.json").write_text(json.dumps({**about, **saved}))
     resume(run, iterations=2)
-    assert config_of(run)["setting_sources"] == {"iterations": "user"}
+    assert config_of(run)["setting_sources"] == {**({"seed": "default"} if saved else {}), "iterations": "user"}
 
 
 def test_more_workers_than_shards_of_a_preset_are_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -42,11 +42,13 @@ def test_help_for_an_environment_shows_what_would_run(capsys: pytest.CaptureFixt
     assert "There is no preset for MountainCar-v0." in help_words(capsys, "train", "ppo", "--env", "MountainCar-v0")
 
 
-def test_help_without_an_environment_shows_defaults_and_names_the_presets(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_without_an_environment_is_for_the_default_one_and_names_the_presets(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     text = help_words(capsys, "train", "ppo")
-    assert "In brackets: the defaults. Presets change some of them, on CartPole-v1, Acrobot-v1," in text
-    assert "rollout fragment. [256]" in text
-    assert "Presets" not in help_words(capsys, "train", "reinforce")
+    assert "There are presets for CartPole-v1, Acrobot-v1," in text
+    assert "Learning rate. [0.003, preset; default 0.0003]" in text
+    assert "presets" not in help_words(capsys, "train", "reinforce")
 
 
 @pytest.mark.usefixtures("in_tmp_path")

@@ -198,6 +198,9 @@ def test_what_ray_reports_itself_is_one_line() -> None:
     error.__cause__ = RuntimeError("Failed to connect to GCS.\nTraceback (most recent call last):\n ...")
     reason = "Failed to connect to Ray cluster at a:1: Failed to connect to GCS"
     assert str(explain_failure("a:1", error)) == f"cannot join the Ray cluster at 'a:1': {reason}. {RIGHT_ADDRESS}"
+    error = RuntimeError("Can't find a `node_ip_address.json` file from /tmp/ray.\nHave you started Ray?")
+    reason = "Can't find a `node_ip_address.json` file from /tmp/ray"
+    assert str(explain_failure("a:1", error)) == f"cannot join the Ray cluster at 'a:1': {reason}", "it was found there"
 
 
 def test_a_local_ray_uses_the_users_token_or_one_of_its_own(tmp_path: Path) -> None:

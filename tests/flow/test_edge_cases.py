@@ -14,7 +14,7 @@ import pytest
 
 from raceway.engine import make_engine
 from raceway.engine.base import Actor
-from raceway.errors import ConfigError, EngineClosed, FlowError, OperatorError, ShardFailed
+from raceway.errors import ConfigError, EngineClosed, FlowError, OperatorError, ShardFailed, WaitTimeout
 from raceway.flow import Event, Iter, ParIter, RateLimit, create, send_msg, union, union_async
 from tests.conftest import GENEROUS
 from tests.flow.actors import Counter, num_guests
@@ -302,6 +302,32 @@ def test_leaving_a_flow_does_not_wait_for_a_call_on_a_thread(blocked: Events, le
     assert [item for item in again if item != "b"] == [[*range(number + 1)] for number in range(9)]
 
 
+def test_the_next_run_waits_for_a_function_that_a_closed_run_left_running(blocked: Events) -> None:
+    go_on, started = blocked
+    calls: list[Any] = []
+
+    def work(value: int) -> int:
+        calls.append(value)
+        if not go_on.is_set():
+            started.set()
+            assert go_on.wait(GENEROUS)
+        calls.append("end")
+        return value
+
+    flow = Iter.from_range(2).for_each(work, on="thread", queue=1)
+    with flow.start() as run:
+        with pytest.raises(WaitTimeout):
+            run.next(timeout=0)
+        assert started.wait(GENEROUS)
+    again = iter(flow)
+    with pytest.raises(WaitTimeout):
+        again.next(timeout=0.01)
+    assert calls == [0]
+    go_on.set()
+    assert list(again) == [0, 1]
+    assert calls == [0, "end", 0, "end", 1, "end"]
+
+
 def test_a_run_can_wait_for_calls_on_threads_when_it_is_closed(blocked: Events) -> None:
     go_on, started = blocked
     operator = Blocks()
@@ -313,21 +339,36 @@ def test_a_run_can_wait_for_calls_on_threads_when_it_is_closed(blocked: Events) 
     assert operator.calls == [0, -1]
 
 
-def test_the_interpreter_exits_while_a_call_runs_on_a_thread() -> None:
+def run_program(*lines: str) -> tuple[str, str, int]:
+    """Run a program in which `work`, on a thread, is in a call when the program exits."""
     program = """
 import threading
-from raceway.flow import Iter, union_async
+from raceway.flow import Iter, _hosted_objects, union_async
 started = threading.Event()
-def block(value):
+def work(value):
     started.set()
-    threading.Event().wait()
-run = iter(union_async(Iter.from_range(9).for_each(block, on="thread"), Iter.from_items("ab")))
+    wait()
+    print("done")
+run = iter(union_async(Iter.from_range(9).for_each(work, on="thread"), Iter.from_items("ab")))
 print(next(run))
 started.wait()
-run.close()
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=GENEROUS, text=True, check=True)
-    assert (done.stdout, done.stderr) == ("a\n", "")
+    command = [sys.executable, "-c", "\n".join([*lines[:-1], program, lines[-1]])]
+    done = subprocess.run(command, capture_output=True, timeout=GENEROUS, text=True)
+    return done.stdout, done.stderr, done.returncode
+
+
+def test_the_interpreter_exits_while_a_call_runs_on_a_thread() -> None:
+    exits = "run.close(); _hosted_objects.EXIT_SECONDS = 0.1"
+    assert run_program("wait = lambda: threading.Event().wait()", exits) == ("a\n", "", 0)
+
+
+@pytest.mark.parametrize("leave", ["run.close()", "pass"])
+def test_the_interpreter_lets_a_call_on_a_thread_end_before_it_exits(leave: str) -> None:
+    imports = "import atexit, time; exiting = threading.Event()"
+    leave = f"{leave}; atexit.register(exiting.set); _hosted_objects.EXIT_SECONDS = {GENEROUS}"
+    wait = "wait = lambda: exiting.wait() and time.sleep(0.05)"  # the interpreter exits meanwhile
+    assert run_program("import threading", imports, wait, leave) == ("a\ndone\n", "", 0)
 
 
 def test_actors_with_the_same_name_cannot_be_restored() -> None:

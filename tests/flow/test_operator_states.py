@@ -3,13 +3,16 @@
 import pickle
 import threading
 from collections import Counter as Tally
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from raceway.flow import Iter, union
+from raceway.errors import FlowError
+from raceway.flow import Iter, _snapshots, union
 from raceway.state import Stateful
 from tests.conftest import GENEROUS
 from tests.flow.actors import Pairs, Sum
@@ -75,7 +78,62 @@ class Tallies:
         return self.counts[0]
 
 
+@dataclass(frozen=True)
+class Scale:
+    """An operator whose attributes are read-only."""
+
+    factor: float
+
+    def __call__(self, value: int) -> float:
+        return self.factor * value
+
+
+@dataclass(slots=True)
+class SlotSum:
+    """An operator without a `__dict__`."""
+
+    total: int = 0
+
+    def __call__(self, value: int) -> int:
+        self.total += value
+        return self.total
+
+
+class Item:
+    """Not plain data."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
+class Previous:
+    """An operator with attributes that change between plain data and other objects, or are deleted."""
+
+    def __init__(self) -> None:
+        self.previous: Item | None = None
+        self.first: Item | None = Item(-1)
+        self.unread = [Item(-2)]
+
+    def __call__(self, value: int) -> tuple[int | None, bool, bool]:
+        result = self.previous and self.previous.value, self.first is None, hasattr(self, "unread")
+        self.previous, self.first = Item(value), None
+        if value == 2:
+            del self.unread
+        return result
+
+
+class Empty(Sum):
+    """An operator that is false."""
+
+    def __len__(self) -> int:
+        return 0
+
+
 FLOWS: dict[str, Any] = {
+    "read-only attributes": lambda numbers: numbers.for_each(Scale(2.0)),
+    "slots": lambda numbers: numbers.for_each(SlotSum()),
+    "not always plain data": lambda numbers: numbers.for_each(Previous()),
+    "false": lambda numbers: (lambda s: numbers.for_each(s).for_each(s))(Empty()),
     "plain attributes": lambda numbers: numbers.for_each(Sum()),
     "own state": lambda numbers: numbers.for_each(OwnState()),
     "state attributes": lambda numbers: numbers.for_each(Average()),
@@ -102,7 +160,10 @@ def test_runs_of_a_flow_are_equal(plan: Any) -> None:
     assert list(zip(flow, flow, strict=True)) == list(zip(expected, expected, strict=True))
 
 
-@pytest.mark.parametrize("plan", FLOWS.values(), ids=FLOWS.keys())
+SAVED = {name: plan for name, plan in FLOWS.items() if name != "not always plain data"}
+
+
+@pytest.mark.parametrize("plan", SAVED.values(), ids=SAVED.keys())
 def test_a_run_continues_beside_one_restored_from_its_state(plan: Any) -> None:
     expected = list(plan(Iter.from_range(8)))
     flow = plan(Iter.from_range(8))
@@ -178,6 +239,106 @@ def test_two_runs_in_two_threads_do_not_mix() -> None:
     for thread in threads:
         thread.join(GENEROUS)
     assert results == {0: expected, 1: expected}
+
+
+class CountItems:
+    """A `transform` that counts its items."""
+
+    count = 0
+
+    def __call__(self, items: Iterator[int]) -> Iterator[int]:
+        for _ in items:
+            self.count += 1
+            yield self.count
+
+
+def test_a_run_calls_one_operator_while_another_thread_is_in_a_call_of_another() -> None:
+    meet = threading.Barrier(2)
+
+    def items() -> Iterator[int]:
+        for value in range(4):
+            if threads:
+                meet.wait(GENEROUS)  # each thread is in a generator, which reads this
+            yield value
+
+    threads: list[threading.Thread] = []
+    flow = union(*[Iter.from_items(items).for_each(Sum()).transform(CountItems()) for _ in range(2)])
+    ahead, behind, results = iter(flow), iter(flow), []
+    next(ahead)
+    threads += [threading.Thread(target=lambda r=r: results.append(next(r)), daemon=True) for r in (ahead, behind)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(GENEROUS)
+    threads.clear()
+    assert results == [1, 1]
+    assert [[*ahead], [*behind]] == [[2, 2, 3, 3, 4, 4], [1, 2, 2, 3, 3, 4, 4]]
+
+
+def test_two_flows_with_the_same_operator_do_not_mix() -> None:
+    operator = Sum()
+    first, second = (Iter.from_range(4).for_each(operator) for _ in range(2))
+    assert [list(first), list(second)] == [[0, 1, 3, 6], [6, 7, 9, 12]]
+    assert list(zip(first, second, strict=True)) == [(0, 6), (1, 7), (3, 9), (6, 12)]
+    operator.total = 100  # for both
+    assert [list(first)[-1], list(second)[-1]] == [106, 106]
+
+
+def test_an_operator_may_run_the_flow_that_it_is_in() -> None:
+    class Nested(Sum):
+        def __call__(self, value: int) -> Any:
+            inner = list(flow) if value == 3 and self.total == 3 and not depth.append(value) and len(depth) == 1 else []
+            return super().__call__(value), inner
+
+    depth: list[int] = []
+    flow = Iter.from_range(5).for_each(Nested())
+    sums = [(0, []), (1, []), (3, []), (6, []), (10, [])]
+    assert list(flow) == [*sums[:3], (6, sums), sums[4]]
+
+
+def test_a_large_array_is_copied_only_for_runs_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Rows:
+        def __init__(self) -> None:
+            self.rows, self.count = np.zeros(9), 0
+
+        def __call__(self, value: int) -> tuple[int, float]:
+            self.count += 1
+            self.rows[value] += writes
+            return self.count, float(self.rows.sum())
+
+    monkeypatch.setattr(_snapshots, "_LARGE", 8)
+    operator, writes = Rows(), 0
+    rows, flow = operator.rows, Iter.from_range(3).for_each(operator)
+    assert list(flow) == list(flow) == [(1, 0), (2, 0), (3, 0)]
+    assert operator.rows is rows
+    first, second, writes = iter(flow), iter(flow), 1
+    assert [next(first), next(second), next(first)] == [(1, 1), (1, 1), (2, 2)]
+    with pytest.raises(FlowError, match=r"cannot be run again: Rows has changed its arrays in place.*shared_by_runs"):
+        iter(flow)
+    assert [*first, *second] == [(3, 3), (2, 2), (3, 3)]  # the others continue
+
+
+def test_a_state_that_cannot_be_copied_fails_for_the_second_run_only() -> None:
+    class NotReady(OwnState):
+        def state(self) -> Any:
+            raise RuntimeError("no state yet")
+
+    flow = Iter.from_range(3).for_each(NotReady())
+    assert len(list(flow)) == 3
+    with pytest.raises(FlowError, match=r"state of NotReady could not be copied .*no state yet.*shared_by_runs"):
+        list(flow)
+
+
+def test_functions_on_threads_do_not_exclude_each_other() -> None:
+    both = threading.Barrier(2)
+    flow = Iter.from_range(3).for_each(lambda x: both.wait(GENEROUS) * 0 + x, on="thread")
+    results: list[Any] = []
+    threads = [threading.Thread(target=lambda: results.append(list(flow)), daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(GENEROUS)
+    assert results == [[0, 1, 2]] * 2
 
 
 def test_a_flow_with_operators_can_be_pickled() -> None:

@@ -3,7 +3,9 @@
 import itertools
 import pickle
 import threading
+from bdb import BdbQuit
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -123,6 +125,85 @@ def test_errors_of_a_transform_and_of_its_stream_are_told_apart(on_thread: bool)
         list(numbers(1, 0).for_each(lambda x: 1 / x).transform(lambda items: map(str, items)))
 
 
+def forgive(items: Iterator[Any]) -> Iterator[Any]:
+    """Hide an error of the stream."""
+    try:
+        yield from items
+    except BaseException:
+        yield "hidden"
+
+
+@engines("inline", "process")
+def test_a_transform_cannot_hide_an_error_of_its_stream(actors: list[Actor]) -> None:
+    for flow in (
+        Iter.from_items([1, 0]).for_each(lambda x: 1 / x).transform(forgive),
+        ParIter.from_items([1, 0], actors[:1]).for_each(lambda x: 1 / x).transform(forgive).gather_async(),
+    ):
+        run = flow.start()
+        assert next(run) == 1
+        with pytest.raises(OperatorError, match=r"for_each\(<lambda>\) failed .*, item 1: 0") as raised:
+            next(run)
+        assert isinstance(raised.value.__cause__, ZeroDivisionError)
+
+    def quit_debugger(x: int) -> None:
+        raise BdbQuit
+
+    with pytest.raises(BdbQuit):
+        next(Iter.from_range(2).for_each(quit_debugger).transform(forgive).start())
+
+
+def fail_at_the_end(items: Iterator[int]) -> Iterator[int]:
+    try:
+        yield from items
+    finally:
+        raise LookupError("in finally")
+
+
+@pytest.mark.parametrize("on_thread", [False, True])
+def test_a_transform_that_fails_when_it_is_closed(on_thread: bool) -> None:
+    source = Iter.from_items(itertools.count).queue(2) if on_thread else Iter.from_items(itertools.count)
+    failing = source.transform(fail_at_the_end)
+    refusal = r"transform\(fail_at_the_end\) failed in the driver"
+    run = failing.take(2).start()
+    assert [next(run), next(run)] == [0, 1], "the last item comes before the error"
+    with pytest.raises(OperatorError, match=refusal) as raised:
+        next(run)
+    assert isinstance(raised.value.__cause__, LookupError)
+    run = failing.take(2).start()
+    assert [next(run), next(run)] == [0, 1]
+    with pytest.raises(OperatorError, match=refusal):
+        run.close()
+    run.close()  # which reports it once
+    with pytest.raises(OperatorError, match=refusal), failing.transform(changes).start() as run:
+        assert next(run) == (0, 0)
+
+
+def test_a_run_whose_closing_fails_still_waits_and_reports_its_end() -> None:
+    started, go, done = threading.Event(), threading.Event(), []
+
+    def work(x: int) -> int:
+        started.set()
+        assert go.wait(GENEROUS)
+        done.append(x)
+        return x
+
+    def release(items: Iterator[int]) -> Iterator[int]:
+        try:
+            yield from fail_at_the_end(items)
+        finally:
+            go.set()
+
+    slow, failing = Iter.from_range(9).for_each(work, on="thread"), Iter.from_range(9).transform(release)
+    run, events = union_async(slow, failing).start(wait=True), []
+    run.subscribe(lambda event: events.append(event.kind))
+    assert next(run) == 0
+    assert started.wait(GENEROUS)
+    with pytest.raises(OperatorError, match="in finally"):
+        run.close()
+    assert done, "the call on the thread was waited for"
+    assert events[-1] == "stop"
+
+
 @engines("inline", "process")
 def test_what_a_transform_may_request(actors: list[Actor]) -> None:
     def label(items: Iterator[int], *, shard: Shard = injected, actor: Counter = injected) -> Iterator[Any]:
@@ -160,12 +241,13 @@ def test_state_of_a_transform(actors: list[Actor], place: str) -> None:
             before = [next(run) for _ in range(num_before)]
             state = pickle.loads(pickle.dumps(run.state()))
             assert before + list(run) == before + list(plan(Pairwise()).restore(state)) == expected
-    with plan(changes).start() as run:
-        assert run.state()  # before its first item, any transform can be saved
-        next(run)
-        with pytest.raises(ConfigError, match=r"transform\(changes\).*no state that could be saved.*local variables"):
-            run.state()
-        assert len(list(run)) == len(expected) - 1
+    for function in (changes, partial(changes), itertools.pairwise):
+        with plan(function).start() as run:
+            assert run.state()  # before its first item, any transform can be saved
+            next(run)
+            with pytest.raises(ConfigError, match=r"transform\(\w+\).*no state that could be saved.*local variables"):
+                run.state()
+            assert len(list(run)) >= len(expected) - 2
 
 
 # Flatten and repeat.
@@ -209,7 +291,12 @@ def test_restoring_a_repeated_source_does_not_read_what_it_skips() -> None:
 
 @engines("inline", "process")
 def test_what_cannot_be_repeated(actors: list[Actor]) -> None:
-    for flow in (Iter.from_range(3).for_each(str), create(actors, "make"), Iter.from_range(3).repeat(2).batch(2)):
+    for flow in (
+        Iter.from_range(3).for_each(str),
+        create(actors, "make"),
+        Iter.from_range(3).repeat(2).batch(2),
+        ParIter.from_range(4, actors).repartition(2),
+    ):
         with pytest.raises(ConfigError, match="follows from_range, from_items or from_iterators"):
             flow.repeat()
     with pytest.raises(ConfigError, match="only once, so it cannot be repeated"):

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from raceway.rl.seeding import GLOBAL_GENERATORS_LOCK, Purpose, derive_seed, episode_seed, seeded_globally
+from raceway.rl.seeding import (
+    GLOBAL_GENERATORS_LOCK,
+    Purpose,
+    derive_seed,
+    episode_seed,
+    seeded_globally,
+    seeded_globally_shared,
+)
+from tests.conftest import GENEROUS
 
 
 @pytest.mark.parametrize(
@@ -94,3 +102,40 @@ def test_only_one_thread_at_a_time_seeds_the_global_generators() -> None:
         thread.start()
         thread.join()
     assert acquired == [False]
+
+
+def test_seedings_that_overlap_leave_the_global_generators_as_they_were() -> None:
+    first_entered, second_entered, first_left = threading.Event(), threading.Event(), threading.Event()
+
+    def first() -> None:
+        with seeded_globally_shared(1):
+            first_entered.set()
+            second_entered.wait(GENEROUS)
+        first_left.set()
+
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    expected = numbers()
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    thread = threading.Thread(target=first)
+    thread.start()
+    first_entered.wait(GENEROUS)
+    with seeded_globally_shared(2):
+        with seeded_globally(3):
+            inner = numbers()
+        second_entered.set()
+        first_left.wait(GENEROUS)
+        with seeded_globally(3):
+            assert numbers() == inner
+    thread.join(GENEROUS)
+    assert numbers() == expected
+
+
+def test_seeds_may_have_more_than_32_bits() -> None:
+    with seeded_globally(2**32):
+        first = numbers()
+    with seeded_globally(2**32):
+        assert numbers() == first

@@ -1,6 +1,7 @@
 """Evaluation is reproducible, and has no side effects."""
 
 import random
+import threading
 from typing import Any
 
 import gymnasium as gym
@@ -13,7 +14,9 @@ from torch import nn
 from raceway.agents import Policy, make_policy
 from raceway.envs import EnvSettings, make_slots
 from raceway.errors import ConfigError, EnvironmentFailed
+from raceway.rl.seeding import GLOBAL_GENERATORS_LOCK
 from raceway.rollouts.evaluation import Evaluation, Evaluator, evaluate
+from tests.conftest import GENEROUS
 from tests.odd_envs import Odd
 from tests.rollouts.toy_envs import KINDS, Counting, Walk, slots_of
 
@@ -275,3 +278,27 @@ def test_an_episode_that_does_not_end_raises(monkeypatch: pytest.MonkeyPatch) ->
 def test_numbers_are_checked(numbers: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="must be a whole number from 1"):
         evaluate(policy_for(CARTPOLE), CARTPOLE, seed=0, **numbers)
+
+
+def test_other_trainings_do_not_wait_for_an_evaluation() -> None:
+    stepping, released = threading.Event(), threading.Event()
+
+    class Slow(Walk):
+        """Waits in its steps."""
+
+        def step(self, action: Any) -> Any:
+            stepping.set()
+            released.wait(GENEROUS)
+            return super().step(action)
+
+    env = EnvSettings(Slow)
+    policy = policy_for(env)
+    thread = threading.Thread(target=lambda: evaluate(policy, env, 1, seed=0))
+    thread.start()
+    stepping.wait(GENEROUS)
+    acquired = GLOBAL_GENERATORS_LOCK.acquire(blocking=False)
+    if acquired:
+        GLOBAL_GENERATORS_LOCK.release()
+    released.set()
+    thread.join(GENEROUS)
+    assert acquired

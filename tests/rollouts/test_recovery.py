@@ -1,6 +1,7 @@
 """An environment that fails is rebuilt, its episode dropped, and none of its steps leak into other episodes."""
 
 import logging
+import pickle
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from raceway.agents import Policy, make_policy
 from raceway.algorithms import find_algorithm
 from raceway.algorithms.impala import loss as impala_loss
 from raceway.envs import EnvSettings, SteppedSlots
+from raceway.envs.env_vector import environment_error
 from raceway.errors import EnvironmentFailed
 from raceway.flow import Shard
 from raceway.learner.learner import tensors_of
@@ -606,10 +608,10 @@ def test_many_failures_are_logged_rarely_over_all_shards(caplog: pytest.LogCaptu
     shards = [Recovery(1000, log=log) for _ in range(3)]
     with caplog.at_level(logging.WARNING):
         for number in range(150):
-            failure = EnvironmentFailed(f"environment step raised RuntimeError: {number}", 0)
+            failure = environment_error(0, "step", RuntimeError(number))
             failure.__cause__ = RuntimeError(number)
             shards[number % 3].record_failure(failure, f"shard {number % 3}")
-        shards[0].record_failure(EnvironmentFailed("environment reset raised OSError: no", 0), "shard 0")
+        shards[0].record_failure(environment_error(0, "reset", OSError("no")), "shard 0")
     assert [(bool(record.exc_info), record.getMessage().splitlines()[0]) for record in caplog.records] == [
         (True, "environment step raised RuntimeError: 0"),
         (False, "environment step raised RuntimeError: 9, for the 10th time, in shard 0"),
@@ -617,3 +619,19 @@ def test_many_failures_are_logged_rarely_over_all_shards(caplog: pytest.LogCaptu
         (False, "environment reset raised OSError: no"),
     ]
     assert sum(len(shard.take_lost_episodes()["episode_lost"]) for shard in shards) == 151
+
+
+def test_observations_that_are_not_finite_are_of_one_kind(caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever values they have; the error that ends the run has the number of all of them, and can be pickled."""
+    envs = [Counting(name, [5], Fault("infinite", 0, 1)) for name in range(12)]
+    log = FailureLog()
+    collector = Collector(
+        SteppedSlots(iter(envs).__next__, 1), policy_of(), seed=0, shard=0, recovery=Recovery(11, log=log)
+    )
+    with pytest.raises(EnvironmentFailed) as raised, np.errstate(invalid="ignore"):
+        collector.fragment(3)
+    assert [record.getMessage().partition(", ")[0].splitlines()[0] for record in caplog.records] == [
+        f"environment step returned an observation of [{name}.0" for name in (0, 9)
+    ]
+    assert list(log._counts) == [raised.value.kind] == ["environment step returned an observation"]
+    assert pickle.loads(pickle.dumps(raised.value)).num_failures == 12

@@ -99,6 +99,19 @@ def test_an_instance_that_waits_for_any_of_its_own_calls(rr: Runner) -> None:
     assert node.any_of([node, rr.service(add)]).get(GENEROUS) == [2], "one of them can be done"
 
 
+@engines("process")
+def test_a_worker_waits_for_calls_with_many_paths_between_them(rr: Runner, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    adding = rr.service(add)
+    layer = [rr.service(services.wait_for_file, workers=1)(str(go), n) for n in (0, 1)]
+    for _ in range(50):  # 2**50 paths
+        layer = [adding(*layer), adding(*layer)]
+    waiting = rr.service(lambda box: box[0].get(), workers=1)(layer)
+    assert eventually(lambda: rr._backend.blocked_workers.waits)
+    go.touch()
+    assert waiting.get(GENEROUS) == 2**49
+
+
 @engines(*REMOTE)
 def test_a_worker_that_polls_or_selects_leaves_no_callbacks(rr: Runner, tmp_path: Path) -> None:
     go = tmp_path / "go"

@@ -1,13 +1,16 @@
 """The session of a Runner: its name, its call history, and references to results and by text."""
 
 import os
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from raceway.engine.base import Engine
 from raceway.errors import ConfigError, EngineClosed, ForeignReference, ObjectFreed, WaitTimeout
-from raceway.runner import ObjectRef, Runner
+from raceway.runner import ObjectRef, Runner, _runner
 from tests.conftest import GENEROUS, eventually
 from tests.runner import services
 from tests.runner.conftest import ENGINES, REMOTE, engines, forget_dropped
@@ -60,6 +63,22 @@ def test_sessions_have_names_of_their_own() -> None:
         assert a.session.startswith("twin-")
     with pytest.raises(ConfigError, match="session must be a string"):
         Runner("bad", session="")
+
+
+def test_runners_open_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, both_start = _runner.make_engine, threading.Barrier(2, timeout=GENEROUS)
+
+    def make_engine(name: str) -> Engine:
+        both_start.wait()
+        return start(name)
+
+    def open_runner(_: int) -> str:
+        with Runner("twin", engine="inline") as rr:
+            return rr.session
+
+    monkeypatch.setattr(_runner, "make_engine", make_engine)
+    with ThreadPoolExecutor(2) as pool:
+        assert len(set(pool.map(open_runner, range(2)))) == 2
 
 
 # The history of calls.
@@ -130,9 +149,10 @@ def test_a_worker_gets_a_reference_to_a_result(rr: Runner) -> None:
 def test_a_reference_to_a_result_waits_for_it(rr: Runner, tmp_path: Path) -> None:
     go = tmp_path / "go"
     future = rr.service(services.wait_for_file)(str(go), "done")
-    with pytest.raises(WaitTimeout):
-        future.ref(0.001)
-    with pytest.raises(WaitTimeout):
+    for wait in (future.ref, lambda timeout: rr.ref([future], timeout)):
+        with pytest.raises(WaitTimeout, match=r"after 0\.001 s"):
+            wait(0.001)
+    with pytest.raises(WaitTimeout, match=r"after 0\.001 s"):
         rr.get(rr.service(lambda box: box[0].ref(0.001))([future]))
     waiting = rr.service(lambda box: [box[0].ref()])([future])
     assert eventually(lambda: rr._backend.blocked_workers.waits)

@@ -1,5 +1,6 @@
 """The run directory: no writes outside it, complete lines only, one process at a time."""
 
+import fcntl
 import json
 import os
 import random
@@ -15,6 +16,7 @@ from raceway.runs import directory, metrics_file, provenance
 from raceway.runs.config_file import METRICS_SCHEMA, read_config
 from raceway.runs.directory import RunDirectory
 from raceway.runs.metrics_file import read_metrics
+from raceway.runs.reader import is_running
 from tests.runs.fake_runs import metrics_row
 from tests.runs.test_config_file import CURRENT
 
@@ -164,6 +166,21 @@ def test_truncating_reads_only_the_end_of_the_metrics(tmp_path: Path, kept: int,
     assert rows[-1]["rollout/ep_rew_mean"] == 3.0
 
 
+def test_a_row_that_cannot_be_replaced_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = RunDirectory.reopen(write_config(tmp_path / "run"))
+    for number in (1, 2):
+        run.add(metrics_row(number, 1.0))
+    content, before = run.metrics_path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(content) + 5, before[1]))  # like a full disk
+    try:
+        run.replace_last_row(metrics_row(2, 1.0) | {"eval/mean_reward": 1.0})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "cannot be written to" in caplog.text
+    run.close()
+    assert run.metrics_path.read_bytes() == content
+
+
 def test_a_row_whose_line_break_is_missing_is_kept(tmp_path: Path) -> None:
     run = RunDirectory.reopen(write_config(tmp_path / "run"))
     run.metrics_path.write_text(json.dumps(metrics_row(1, 1.0)))
@@ -237,3 +254,36 @@ def test_the_git_state_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert git["changed"] is False
     Path("program.py").write_text("second")
     assert provenance.git_state() == {**git, "changed": True}
+
+
+def test_a_run_that_failed_to_start_is_locked_until_its_files_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, locked = RunDirectory.new(tmp_path / "run", "run"), list[bool]()
+
+    def remove_tree(path: Path) -> None:
+        locked.append(is_running(run.path))
+        real_remove_tree(path)
+
+    real_remove_tree = directory.remove_tree
+    monkeypatch.setattr(directory, "remove_tree", remove_tree)
+    run.remove()
+    assert locked
+    assert all(locked)
+    assert not run.path.exists()
+
+
+def test_a_lock_that_was_removed_meanwhile_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.txt").touch()
+    failing, flock = RunDirectory.new(tmp_path, "run"), fcntl.flock
+
+    def flock_after_the_other_run_failed(*arguments: Any) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        failing.remove()
+        flock(*arguments)
+
+    monkeypatch.setattr(fcntl, "flock", flock_after_the_other_run_failed)
+    run = RunDirectory.new(tmp_path, "run")
+    with pytest.raises(ConfigError, match="is being trained by"):
+        RunDirectory.new(tmp_path, "run")
+    run.close()

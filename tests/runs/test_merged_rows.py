@@ -4,7 +4,9 @@ import math
 import random
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from raceway.runs.merged_rows import MAX_RETURNS, RowMerger, is_sum
 
@@ -99,6 +101,34 @@ def test_a_row_ends_with_an_evaluation() -> None:
     row = merger.add(third | {"eval/mean_reward": 2.0})
     assert row is not None
     assert (row["time/row_iterations"], row["eval/mean_reward"]) == (2, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "merged"),
+    [
+        ([np.uint8(200)] * 3, 200.0),
+        ([np.float32(100.1)] * 5000, float(np.float32(100.1))),
+        ([torch.tensor(1), torch.tensor(2.0, requires_grad=True), np.array(6.0)], 3.0),
+        ([True, False], 0.5),
+        ([1.0, None, 2.0], 1.5),
+        ([None, 2.0], 2.0),
+        ([1.0, "x"], "x"),
+        (["x", 1.0], 1.0),
+        (["1", "2"], "2"),
+        ([1.0, [1, 2]], [1, 2]),
+    ],
+)
+def test_numbers_of_any_type_are_averaged_and_anything_else_has_its_latest_value(
+    values: list[Any], merged: Any
+) -> None:
+    merger, first = RowMerger(math.inf, Clock()), iterations(1)[0]
+    merger.add(first)
+    for value in values:
+        merger.add(first | {"train/metric": value})
+    row = merger.take()
+    assert row is not None
+    assert row["train/metric"] == (pytest.approx(merged, rel=1e-12) if isinstance(merged, float) else merged)
+    assert row["time/row_iterations"] == len(values)
 
 
 def test_a_row_keeps_the_latest_returns_and_the_mean_of_all() -> None:

@@ -145,6 +145,13 @@ class BrokenEnv(CartPoleEnv):
         raise RuntimeError("broken")
 
 
+class EnvWithThing(CartPoleEnv):
+    """Takes an argument."""
+
+    def __init__(self, thing: Any) -> None:
+        super().__init__()
+
+
 class FailsAtStart(Callback):
     """Raises before anything is trained, as an engine does that cannot start."""
 
@@ -162,6 +169,27 @@ def test_a_failed_start_leaves_no_run_directory() -> None:
     assert not Path("runs").exists()
 
 
+def test_a_failure_while_the_recording_starts_leaves_no_run_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    train("a2c", **SMALL, iterations=1, run_dir="earlier")
+
+    def fail(*_: Any) -> None:
+        raise ConfigError("TensorBoard metrics need tensorboardX")
+
+    monkeypatch.setattr("raceway.runs.recorder.TensorBoardWriter", fail)
+    with pytest.raises(ConfigError, match="tensorboardX"):
+        train("a2c", **SMALL, iterations=2)
+    assert not Path("runs").exists()
+    with pytest.raises(ConfigError, match="tensorboardX"):
+        resume("earlier", iterations=2)
+    assert read_run("earlier").status == "finished"
+
+
+def test_settings_that_cannot_be_saved_are_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"env_kwargs cannot be saved in config\.json: keys must be str"):
+        train("a2c", **SMALL | {"env": EnvWithThing, "env_kwargs": {"thing": {(1, 2): 3}}}, iterations=1)
+    assert not Path("runs").exists()
+
+
 def test_an_environment_that_always_fails_leaves_no_run_directory() -> None:
     with pytest.raises(OperatorError, match="broken"):
         train("a2c", **SMALL | {"env": BrokenEnv, "max_env_failures": 1}, iterations=2)
@@ -173,10 +201,11 @@ def test_the_error_of_an_environment_is_recorded_rather_than_that_of_the_flow(mo
         def on_iteration(self, row: dict[str, Any]) -> None:
             monkeypatch.setattr(CartPoleEnv, "step", BrokenEnv.step)
 
-    settings = SMALL | {"env": CartPoleEnv, "max_env_failures": 0}
+    settings = SMALL | {"env": CartPoleEnv, "max_env_failures": 2}
     with pytest.raises(OperatorError, match="broken"):
         train("a2c", **settings, iterations=2, run_dir="run", callbacks=[BreakAfterFirstIteration()])
     assert read_run("run").error == "EnvironmentFailed: environment step raised RuntimeError: broken"
+    assert json.loads(Path("run/summary.json").read_text())["env_failures"] == 3
 
 
 def test_a_failed_resume_leaves_the_run_as_it_was() -> None:

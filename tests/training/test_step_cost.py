@@ -225,6 +225,33 @@ def test_an_environment_that_hangs_is_abandoned_at_the_deadline(num_steps: int) 
     assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
 
 
+@pytest.mark.timeout(method="thread")
+def test_the_deadline_is_that_of_a_call() -> None:
+    def spend(seconds: float) -> None:
+        """Let time pass for the timer."""
+        left = signal.getitimer(signal.ITIMER_REAL)[0]
+        if left > seconds:
+            signal.setitimer(signal.ITIMER_REAL, left - seconds)
+        elif left:
+            signal.raise_signal(signal.SIGALRM)
+
+    class Slow(Failing):
+        def __init__(self) -> None:
+            spend(250)
+            super().__init__([], length=1)
+
+        def reset(self, **options: Any) -> Any:
+            spend(250)
+            return super().reset(**options)
+
+        def step(self, action: Any) -> Any:
+            spend(250)
+            return super().step(action)
+
+    settings = EnvSettings(Slow)
+    assert measure_step(settings, make_slots(settings, 1), 1, max_env_failures=1, deadline=600).timed_out is None
+
+
 def test_an_environment_is_not_bounded_in_other_threads() -> None:
     """Signals arrive in the main thread only."""
     settings = EnvSettings(lambda: TimedEnv(Clock(), 0, 0, 5))

@@ -319,6 +319,7 @@ def test_an_environment_that_fails_is_named(how: str, text: str, engine: str) ->
     [
         ({"env": "cartpol"}, "Did you mean 'cartpole'"),
         ({"lrr": 1.0}, "unknown setting of reinforce 'lrr'. Did you mean 'lr'"),
+        ({"progess": True}, "unknown setting of reinforce 'progess'. Did you mean 'progress'"),
         ({"num_workers": 50, "num_shards": 5}, "50 workers need at least as many shards"),
         ({"num_envs": 7, "num_shards": 2}, "cannot be divided into 2 shards"),
         ({"address": "auto"}, "--address names a Ray cluster"),

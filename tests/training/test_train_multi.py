@@ -1,18 +1,23 @@
 """Two trainers behind one split, each at its own pace, in one flow."""
 
+import copy
 from typing import Any
 
 import pytest
 
 from raceway.errors import ConfigError
+from raceway.training import train_multi as train_multi_module
 from raceway.training.train_multi import MultiTraining, train_multi
 
 SPREAD: dict[str, Any] = {
     "env": "mpe2.simple_spread_v3",
     "policies": {"agent_0": "pair", "agent_1": "pair", "agent_2": "single"},
     "trainers": {
-        "pair": ("ppo", {"batch_steps": 160, "num_epochs": 2, "num_minibatches": 2}),
-        "single": ("dqn", {"learning_starts": 20, "batch_size": 16, "buffer_size": 1000, "target_every": 5}),
+        "pair": ("ppo", {"batch_steps": 160, "num_epochs": 2, "num_minibatches": 2, "metrics_interval": 0}),
+        "single": (
+            "dqn",
+            {"learning_starts": 20, "batch_size": 16, "buffer_size": 1000, "target_every": 5, "metrics_interval": 0},
+        ),
     },
     "env_kwargs": {"max_cycles": 10},
     "num_envs": 4,
@@ -28,8 +33,22 @@ def test_each_policy_has_its_own_batch_size_and_metrics() -> None:
     assert [row["time/total_timesteps"] for row in single][:3] == [20, 40, 60]
     assert "train/clip_fraction" in pair[0]
     assert "train/q_values" in single[-1]
-    assert len(result.returns["pair"]) == 64
+    assert len(result.returns["pair"]) == result.episodes["pair"] == 64
     assert abs(len(result.returns["single"]) - 32) <= 4
+
+
+def test_a_result_holds_a_bounded_number_of_rows_and_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_multi_module, "MAX_ROWS", 2)
+    monkeypatch.setattr(train_multi_module, "MAX_RETURNS", 20)
+    trainers = copy.deepcopy(SPREAD["trainers"])
+    trainers["single"][1]["metrics_interval"] = 1e6
+    result = train_multi(**{**SPREAD, "trainers": trainers}, total_timesteps=640)
+    assert [row["time/total_timesteps"] for row in result.metrics["pair"]] == [480, 640]
+    assert (len(result.returns["pair"]), result.episodes["pair"]) == (20, 64)
+    first, rest = result.metrics["single"]
+    assert first["time/row_iterations"] == 1
+    assert rest["time/row_iterations"] == rest["time/iterations"] - 1 > 10
+    assert first["rollout/row_episodes"] + rest["rollout/row_episodes"] == result.episodes["single"]
 
 
 @pytest.mark.parametrize("engine", ["process", "ray"])

@@ -47,7 +47,10 @@ def explain_failure(address: str, error: Exception) -> ConnectionFailed:
     text = getattr(error, "message", str(error)).strip() or type(error).__name__
     cause = "" if error.__cause__ is None else str(error.__cause__).strip()
     reason = ": ".join(part.splitlines()[0].rstrip(".") for part in (text, cause) if part)
-    return ConnectionFailed(f"cannot join the Ray cluster at {address!r}: {reason}. {_RIGHT_ADDRESS}")
+    advice = (
+        f". {_RIGHT_ADDRESS}" if isinstance(error, ConnectionError) else ""
+    )  # others come from a cluster found there
+    return ConnectionFailed(f"cannot join the Ray cluster at {address!r}: {reason}{advice}")
 
 
 def _probe(address: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def _connect(address: str) -> None:
 
 
 def _client(address: str) -> Any:
-    """Return a client of the head's control service; None if the cluster refuses the token, or that there is none."""
+    """Return a client of the head's control service, or None if the cluster requires another token, or any."""
     errors = _module("ray.exceptions")
     try:
         return _module("ray._raylet").GcsClient(address=address)
