@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-EXTRAS := dev,ray,mujoco,envpool,torchrl,box2d,atari,pettingzoo,video,onnx
+EXTRAS := dev,ray,mujoco,envpool,torchrl,box2d,atari,pettingzoo,video,onnx,minari
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test setup lint bench chaos cluster docs

@@ -9,6 +9,7 @@ python benchmarks/maml.py [--env point|cheetah-direction] [--quick]
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
 import tempfile
 import time
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 from _harness import Report
 
-from raceway.agents import Policy
+from raceway.agents import Agent
 from raceway.algorithms import find_algorithm
 from raceway.algorithms.maml import inner_loss
 from raceway.engine import make_engine
@@ -38,25 +39,25 @@ PLAIN: dict[str, Any] = {"num_envs": 64, "num_shards": 4, "num_epochs": 4, "num_
 """Settings of PPO; a fragment is as long as an episode."""
 
 
-def returns_of(policy: Policy, env: str, like: Any, inner_lr: float) -> tuple[np.ndarray, np.ndarray]:
+def returns_of(trained: Agent, env: str, inner_lr: float) -> tuple[np.ndarray, np.ndarray]:
     """Return the mean return in each held-out task before and after adaptation, [tasks], without training.
 
     Args:
-        policy: the policy to adapt.
+        trained: the agent whose policy is adapted.
         env: the environment.
-        like: the config it was trained with, which determines its network.
         inner_lr: the inner learning rate.
     """
     algorithm = find_algorithm("maml")
     more: dict[str, Any] = {"num_shards": NUM_TASKS, "num_envs": NUM_TASKS * EPISODES, "seed": HELD_OUT}
     training = Training(algorithm, algorithm.settings(env=env, engine="inline", **more))
-    rollouts = dataclasses.replace(training.rollouts, kind=like.kind, hidden=like.hidden)
+    agent = Agent(trained.actor)
+    rollouts = dataclasses.replace(training.rollouts, agent=lambda _: copy.deepcopy(agent))
     with worker_compute_settings(), make_engine("inline") as engine:
-        training.rollouts = rollouts
+        training.source.settings = rollouts
         workers = training._spawn(engine)
-        weights = UpdateWeights(Learner(policy, 1.0), workers)
+        weights = UpdateWeights(Learner(agent, 1.0), workers)
         weights.send(workers)
-        inner = InnerAdapt(weights, partial(adapt_parameters, policy, inner_loss, inner_lr))
+        inner = InnerAdapt(weights, partial(adapt_parameters, agent, inner_loss, inner_lr))
         rounds = parallel_rollouts(workers, rollouts).for_each(FitBaseline(training.cfg.gamma)).gather_sync()
         tasks = next(iter(rounds.combine(inner).take(1)))
     means = [[episode_sums(batch["reward"], batch["length"]).mean() for batch in task] for task in tasks]
@@ -87,11 +88,10 @@ def compare(report: Report, env: str, seed: int, steps: int | None) -> None:
     print(f"{env}: maml {steps:,} steps in {seconds:.0f} s", flush=True)
     plain_settings = {**PLAIN, "env": env, "seed": seed, "total_timesteps": steps}
     plain_settings["fragment_steps"] = int(np.ceil(last_row["rollout/ep_len_mean"]))
-    plain_cfg = find_algorithm("ppo").settings(**plain_settings)
     plain, _ = train_inline("ppo", **plain_settings)
     print(f"{env}: ppo {plain.summary['timesteps']:,} steps", flush=True)
-    before, after = returns_of(meta.policy.policy, env, cfg, cfg.inner_lr)
-    plain_returns = {lr: returns_of(plain.policy.policy, env, plain_cfg, lr) for lr in (cfg.inner_lr, *INNER_LRS)}
+    before, after = returns_of(meta.policy.agent, env, cfg.inner_lr)
+    plain_returns = {lr: returns_of(plain.policy.agent, env, lr) for lr in (cfg.inner_lr, *INNER_LRS)}
     best = max(plain_returns, key=lambda lr: plain_returns[lr][1].mean())
     (plain_before, same_lr), (_, best_lr) = plain_returns[cfg.inner_lr], plain_returns[best]
     returns = {

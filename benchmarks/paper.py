@@ -35,7 +35,8 @@ from raceway.algorithms.impala import loss
 from raceway.engine import make_engine
 from raceway.flow import Shard
 from raceway.machine import worker_compute_settings
-from raceway.ops import AddLogProbs, ConcatFragments, RolloutSettings, RolloutWorker
+from raceway.ops import AddLogProbs, RolloutSettings, RolloutWorker
+from raceway.ops.batches import concat_fragments
 from raceway.rl import Batch, num_steps
 from raceway.training.train import Training
 
@@ -79,10 +80,10 @@ class BareRolloutWorker(RolloutWorker):
 
 def by_hand(training: Training) -> Iterator[int]:
     """Run IMPALA as one would write it on Ray actors; yield the environment steps of each batch."""
-    cfg, learner, concat = training.cfg, training.learner, ConcatFragments()
+    cfg, learner = training.cfg, training.learner
     make = ray.remote(num_cpus=0)(BareRolloutWorker)
     actors = [make.remote(training.rollouts, cfg, number) for number in range(cfg.num_shards)]
-    weights = ray.put(learner.policy.weights())
+    weights = ray.put(learner.agent.weights())
     out = {}
     for actor in actors:
         actor.set_weights.remote(weights)
@@ -93,10 +94,10 @@ def by_hand(training: Training) -> Iterator[int]:
         actor = out.pop(done)
         held.append((actor, ray.get(done)))
         out[actor.collect.remote()] = actor
-        if len(held) == cfg.num_fragments:
-            batch = concat([fragment for _, fragment in held])
+        if sum(num_steps(fragment) for _, fragment in held) >= cfg.batch_steps:
+            batch = concat_fragments([fragment for _, fragment in held])
             learner.train(partial(loss, cfg=cfg), batch)
-            weights = ray.put(learner.policy.weights())
+            weights = ray.put(learner.agent.weights())
             for actor in {actor for actor, _ in held}:
                 actor.set_weights.remote(weights)
             held = []
@@ -156,7 +157,7 @@ def measure_turns(
         # A flow counts the fragment that is being consumed among the outstanding ones of a shard.
         return Training(algorithm, algorithm.settings(**settings, **shards, num_async=IN_FLIGHT + 1, stop_seconds=1e9))
 
-    num_old = -(-(IN_FLIGHT + 1) * num_workers // settings["num_fragments"])
+    num_old = -(-(IN_FLIGHT + 1) * settings["num_envs"] * settings["fragment_steps"] // settings["batch_steps"])
     sides: dict[str, Callable[[], float]] = {}
     with ExitStack() as stack:
         stack.enter_context(worker_compute_settings())
@@ -187,8 +188,7 @@ def interval(values: list[float], level: float = 0.9, num_samples: int = 10_000)
 def sampling(report: Report, workers: list[int], pairs: int) -> None:
     """Figure 8: sampling throughput when learning costs nothing."""
     for num in workers:
-        fragments = BATCH // (ENVS_PER_WORKER * SAMPLING["fragment_steps"])  # type: ignore[operator]
-        settings = SAMPLING | {"network": scalar, "num_envs": ENVS_PER_WORKER * num, "num_fragments": fragments}
+        settings = SAMPLING | {"network": scalar, "num_envs": ENVS_PER_WORKER * num, "batch_steps": BATCH}
         measured = compare(settings, num, 1.0, pairs)
         add(report, f"sampling, a one-parameter policy, batches of 100K, {num} workers", measured)
 
@@ -202,7 +202,7 @@ def training(report: Report, workers: list[int], pairs: int) -> None:
         ("ALE/Breakout-v5", 8, 20, 0.8),
     ):
         for num in [count for count in workers if count <= 8]:
-            settings = {"env": env, "num_envs": num_envs, "fragment_steps": steps, "num_fragments": num}
+            settings = {"env": env, "num_envs": num_envs, "fragment_steps": steps, "batch_steps": num_envs * steps}
             add(report, f"IMPALA on {env}, {num} workers", compare(settings, num, seconds, pairs))
 
 

@@ -18,7 +18,7 @@ import gymnasium as gym
 import numpy as np
 from _harness import Report
 
-from raceway.agents import make_policy
+from raceway.agents import Agent, Spaces, make_policy
 from raceway.algorithms import find_algorithm
 from raceway.envs import EnvSettings, make_slots
 from raceway.machine import worker_compute_settings
@@ -175,12 +175,17 @@ def iteration_side(engine_name: str, env: Any = "ant", num_workers: int = 2, **s
     return iterate, close
 
 
+def ant_agent(spaces: Spaces) -> Agent:
+    """Return an agent with two hidden layers of 256."""
+    return Agent(make_policy(*spaces, "mlp", (256, 256)))
+
+
 def fragments() -> dict[str, tuple[Side, Callable[[], Any]]]:
     """Return rounds of fragments on each engine."""
     from raceway.engine import make_engine
 
     settings = RolloutSettings(
-        env=EnvSettings("ant"), num_shards=4, slots_per_shard=8, hidden=(256, 256), fragment_steps=128
+        env=EnvSettings("ant"), agent=ant_agent, num_shards=4, slots_per_shard=8, fragment_steps=128
     )
     sides: dict[str, tuple[Side, Callable[[], Any]]] = {}
     for name in ("inline", "process"):

@@ -1,6 +1,6 @@
 """Training compared with other libraries, each in its own virtual environment, one after the other.
 
-python benchmarks/throughput.py --peers DIR [--only solve impala cheetah ray] [--runs 3]
+python benchmarks/throughput.py --peers DIR [--only solve impala cheetah sac recurrent ray] [--runs 3]
 
 The virtual environments are created in DIR the first time. Only settings that pass the learning gate count: Raceway
 trains with its presets.
@@ -23,9 +23,14 @@ from _harness import Report
 PROGRAMS = Path(__file__).parent / "peers"
 NEEDS = {
     "sb3": ["stable-baselines3", "gymnasium[mujoco]"],
+    "sb3contrib": ["sb3-contrib"],
     "rllib": ["ray[rllib]"],
     "sf": ["sample-factory"],
+    "sbx": ["sbx-rl", "gymnasium[mujoco]"],
+    "sb3-images": ["stable-baselines3", "gymnasium[box2d]", "ale-py", "opencv-python-headless"],
 }
+CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"
+CONSTRAINED = ("sb3-images",)  # the peers that can have the versions that Raceway is tested with
 TORCH = "torch==2.13.0"
 
 
@@ -35,8 +40,9 @@ def python_of(peers: Path, name: str) -> str:
     if not python.exists():
         print(f"installing {name} into {peers / name}", flush=True)
         subprocess.run([sys.executable, "-m", "venv", str(peers / name)], check=True)
+        constraints = ["-c", str(CONSTRAINTS)] if name in CONSTRAINED else []
         for packages in ([TORCH], [TORCH, *NEEDS[name]]):
-            subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages], check=True)
+            subprocess.run([str(python), "-m", "pip", "install", "--quiet", *constraints, *packages], check=True)
     return str(python)
 
 
@@ -138,6 +144,88 @@ def cheetah(report: Report, peers: Path, runs: int) -> None:
     )
 
 
+def sac(report: Report, peers: Path, runs: int) -> None:
+    """Compare environment steps per second of SAC on HalfCheetah: one gradient step per step, two threads."""
+    warm_up, steps = 500, 1500
+    rates: dict[str, list[float]] = {"raceway": [], "sb3": [], "sbx": []}
+    limits = []
+    for seed in range(runs):
+        limits.append(matrix_multiply_flops() / SAC_UPDATE_FLOPS)
+        with tempfile.TemporaryDirectory() as folder:
+            options = ("--env", "HalfCheetah-v5", "--local", "--learner-threads", "2", "--run-dir", f"{folder}/run")
+            length = ("--learning-starts", "100", "--total-timesteps", str(warm_up + steps))
+            train_raceway("sac", *options, *length, "--seed", str(seed))
+            rates["raceway"].append(steady_rate(Path(folder, "run", "metrics.jsonl"), warm_up))
+        for library in ("sb3", "sbx"):
+            script, length = str(PROGRAMS / "sac.py"), ("--warm-up", str(warm_up), "--steps", str(steps))
+            result, _ = run(python_of(peers, library), script, "--library", library, *length, "--seed", str(seed))
+            rates[library].append(result["steps"] / result["seconds"])
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    for library, name, bar in (("sb3", "Stable-Baselines3", 1.5), ("sbx", "SBX (JAX, after compiling)", 1.0)):
+        ratio = statistics.median(ours / theirs for ours, theirs in zip(rates["raceway"], rates[library], strict=True))
+        report.row(
+            f"SAC on HalfCheetah-v5, one gradient step per step: Raceway / {name}, steps/s",
+            f"at least {bar:g}",
+            ratio >= bar,
+            ratio=ratio,
+            raceway_per_s=medians["raceway"],
+            other_per_s=medians[library],
+            limit_of_matrix_products_per_s=statistics.median(limits),
+        )
+
+
+def matrix_multiply_flops(size: int = 256, seconds: float = 0.5) -> float:
+    """Return the floating-point operations per second of a product of square matrices, with two threads."""
+    import torch
+
+    torch.set_num_threads(2)
+    left, right, times, start = torch.rand(size, size), torch.rand(size, size), 0, time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        for _ in range(100):
+            left @ right
+        times += 100
+    return 2 * size**3 * times / (time.perf_counter() - start)
+
+
+def _sac_update_flops(batch: int = 256, obs: int = 17, actions: int = 6, width: int = 256) -> int:
+    """Return the operations of the matrix products in one update of SAC on HalfCheetah."""
+    actor = obs * width + width * width + width * 2 * actions
+    critics = 2 * ((obs + actions) * width + width * width + width)
+    # Of the actor, two forward passes and one backward pass, which counts twice. Of the critics, forward passes of the
+    # targets, of the trained ones and for the actor; backward passes to their weights and, counted once, to the actor.
+    return 2 * batch * (4 * actor + 6 * critics)
+
+
+SAC_UPDATE_FLOPS = _sac_update_flops()
+
+
+def recurrent(report: Report, peers: Path, runs: int) -> None:
+    """Compare environment steps per second of PPO with an LSTM, with the same settings, one process and thread each."""
+    python, ours, theirs = python_of(peers, "sb3contrib"), [], []
+    settings = {
+        "env": "cartpole-positions", "network": "lstm", "hidden": 64, "num-envs": 16, "num-shards": 1,
+        "fragment-steps": 64, "num-epochs": 10, "num-minibatches": 4, "gamma": 0.98, "lam": 0.9, "lr": 1e-3,
+        "total-timesteps": 60_000, "learner-threads": 1,
+    }  # fmt: skip
+    options = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
+    options += ["--no-normalise-obs", "--no-scale-rewards"]  # which RecurrentPPO does not do by itself
+    for seed in range(runs):
+        summary, _ = train_raceway("ppo", "--local", *options, "--seed", str(seed))
+        ours.append(summary["fps"])
+        script = str(PROGRAMS / "sb3contrib_ppo.py")
+        result, _ = run(python, script, "--steps", "20000", "--seed", str(seed))
+        theirs.append(result["steps"] / result["seconds"])
+    ratio = statistics.median(ours) / statistics.median(theirs)
+    report.row(
+        "PPO with an LSTM on CartPole without velocities: Raceway / sb3-contrib's RecurrentPPO, steps/s",
+        "at least 2",
+        ratio >= 2,
+        ratio=ratio,
+        raceway_per_s=statistics.median(ours),
+        sb3contrib_per_s=statistics.median(theirs),
+    )
+
+
 def on_ray(report: Report, peers: Path, runs: int) -> None:
     """Compare the ray engine with the process engine on HalfCheetah, with two workers, after start-up."""
     for algorithm, steps in (("a2c", 60_000), ("a3c", 60_000), ("ppo", 40_000)):
@@ -160,7 +248,9 @@ def on_ray(report: Report, peers: Path, runs: int) -> None:
         )
 
 
-PARTS = {"solve": solve, "impala": impala, "cheetah": cheetah, "ray": on_ray}
+PARTS = {
+    "solve": solve, "impala": impala, "cheetah": cheetah, "sac": sac, "recurrent": recurrent, "ray": on_ray,
+}  # fmt: skip
 
 
 def main() -> None:
@@ -175,7 +265,7 @@ def main() -> None:
     report = Report("throughput")
     for name in options.only:
         PARTS[name](report, options.peers.resolve(), options.runs)
-    report.write()
+    report.write(keep=True)
 
 
 if __name__ == "__main__":

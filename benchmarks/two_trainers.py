@@ -1,15 +1,16 @@
 """PPO and DQN in one PettingZoo environment: whether both policies improve.
 
-python benchmarks/two_trainers.py [--seeds 3] [--steps 200000]
+python benchmarks/two_trainers.py [--seeds 3] [--steps 300000]
 
-The settings are those of the example. The first eighth of the episodes is compared with the last, over all seeds; the
-intervals are bootstrap intervals of the mean.
+The settings are those of the example. The first eighth of the iterations is compared with the last, by the mean return
+of their episodes, over all seeds; the intervals are bootstrap intervals of the mean.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from raceway.runs.statistics import bootstrap_interval
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "two_trainers"))
 
-from main import make_training
+from main import train
 
 
 def mean(values: np.ndarray) -> float:
@@ -31,13 +32,14 @@ def main() -> None:
     """Train with every seed and compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=200_000)
+    parser.add_argument("--steps", type=int, default=300_000)
     options = parser.parse_args()
     parts: dict[str, list[list[np.ndarray]]] = {}
     for seed in range(options.seeds):
-        result = make_training(seed).run(total_timesteps=options.steps)
-        for name, returns in result.returns.items():
-            parts.setdefault(name, []).append(np.array_split(np.array(returns), 8))
+        with tempfile.TemporaryDirectory() as directory:
+            returns_of = train(options.steps, seed=seed, engine="inline", run_dir=f"{directory}/run")
+        for name, returns in returns_of.items():
+            parts.setdefault(name, []).append(np.array_split(returns, 8))
         print(f"seed {seed}: " + ", ".join(f"{name} {mean(eighths[-1][-1]):.2f}" for name, eighths in parts.items()))
     report = Report("two_trainers")
     for name, eighths in parts.items():
@@ -51,7 +53,7 @@ def main() -> None:
             first_interval=f"{before[0]:.2f} to {before[1]:.2f}",
             last=mean(last),
             last_interval=f"{after[0]:.2f} to {after[1]:.2f}",
-            episodes=len(first),
+            iterations=len(first),
         )
     report.write()
 

@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from raceway.engine import make_engine
     from raceway.errors import RacewayError
     from raceway.loaded_policy import load
+    from raceway.recording import record
     from raceway.runner import Runner
     from raceway.training.train import resume, train
     from raceway.ui.callback import Callback
 
 __version__ = "0.1.0"
 
-__all__ = ["Callback", "RacewayError", "Runner", "__version__", "load", "make_engine", "resume", "train"]
+__all__ = ["Callback", "RacewayError", "Runner", "__version__", "load", "make_engine", "record", "resume", "train"]
 
 _MODULES = {
     "Callback": "raceway.ui.callback",
@@ -28,6 +29,7 @@ _MODULES = {
     "Runner": "raceway.runner",
     "load": "raceway.loaded_policy",
     "make_engine": "raceway.engine",
+    "record": "raceway.recording",
     "resume": "raceway.training.train",
     "train": "raceway.training.train",
 }

@@ -13,7 +13,7 @@ import sys
 from importlib import metadata
 
 from raceway.checks import check_choice, unknown_name
-from raceway.errors import INTERRUPTS, EnvironmentFailed, OperatorError, RacewayError
+from raceway.errors import INTERRUPTS, ConfigError, EnvironmentFailed, OperatorError, RacewayError
 from raceway.imports import fast_imports
 
 INTERRUPTED = 130
@@ -22,6 +22,8 @@ COMMANDS = {
     "train": "train a policy: raceway train <algorithm>",
     "resume": "resume a run from its latest checkpoint: raceway resume RUN",
     "eval": "evaluate a trained policy, and record a video of it",
+    "record": "record a dataset with a trained policy: raceway record RUN",
+    "inspect": "describe and check a dataset: raceway inspect DATASET",
     "plot": "plot learning curves",
     "compare": "compare runs, with confidence intervals",
     "list": "list the algorithms, or with --runs the runs",
@@ -64,6 +66,8 @@ def format_error(error: RacewayError) -> str:
     if isinstance(error, OperatorError) and isinstance(error.original, EnvironmentFailed):
         cause = error.original.__cause__
         text = str(error.original) if cause is None else f"{error.original}\n\n{error}"
+    if isinstance(error, OperatorError) and isinstance(error.original, ConfigError):
+        text = f"{error.original}\n  in {error.operator}"  # a mistake in the settings: frames would not help
     return "\n\n".join([text, *getattr(error, "__notes__", ())])
 
 

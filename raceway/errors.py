@@ -18,8 +18,10 @@ RacewayError
 ├── FlowError                        a flow failed
 │   ├── OperatorError                an operator or source raised; says which, where, and on which item
 │   └── ShardFailed                  a shard's actor died, and the failure policy does not tolerate it
+├── CallbackError                    a callback raised; names its class and method
 ├── EnvironmentFailed                an environment raised, or returned something no policy can use
 ├── CheckpointError                  a checkpoint is missing, incomplete, corrupt, or of another run
+├── DatasetError                     a dataset is missing, corrupt, empty, or of a newer version
 ├── ReplayEmpty                      a sample was requested from an empty replay buffer
 ├── DeadlockError                    an actor would wait for itself
 └── UnknownReference                 a reference that does not belong to this run
@@ -55,6 +57,17 @@ class ConfigError(RacewayError, ValueError):
 
 class CheckpointError(RacewayError):
     """A checkpoint cannot be restored: says which file, and why."""
+
+    def __init__(self, path: object, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path, self.reason = path, reason
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.path, self.reason)
+
+
+class DatasetError(RacewayError):
+    """A dataset cannot be read or written: says which file, and why."""
 
     def __init__(self, path: object, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -223,6 +236,35 @@ def _truncated_repr(value: object, max_length: int = 200) -> str:
 
 class ShardFailed(FlowError):
     """A shard's actor died, and the failure policy is to raise, or its budget is used up. The `__cause__` says why."""
+
+
+class CallbackError(RacewayError):
+    """A callback raised. The message names its class and method, and ends with the user's own traceback.
+
+    Attributes:
+        callback: the name of its class.
+        method: the method that raised.
+        frames: the user's frames, for `pdb.post_mortem(error.frames)`, if it was called in this process.
+    """
+
+    frames: TracebackType | None = None
+
+    def __init__(self, problem: str, callback: str, method: str) -> None:
+        super().__init__(f"callback {callback}.{method} raised {problem}")
+        self.problem, self.callback, self.method = problem, callback, method
+
+    @classmethod
+    def wrap(cls, error: Exception, callback: str, method: str) -> CallbackError:
+        """Return the error for an exception that a method raised, which is called by the frame that caught it."""
+        trace = error.__traceback__
+        frames = trace.tb_next if trace is not None and trace.tb_next is not None else trace
+        text = "".join(traceback.format_exception(type(error), error, frames))
+        failure = cls(f"{type(error).__name__}: {error}\n\n{text}", callback, method)
+        failure.frames, error.__traceback__ = frames, None  # the text contains it: the cause would show it again
+        return failure
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.problem, self.callback, self.method)
 
 
 class EnvironmentFailed(RacewayError):

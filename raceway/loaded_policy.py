@@ -7,26 +7,28 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gymnasium import spaces
-
-from raceway.agents import Policy, Weights, make_policy
-from raceway.agents.networks import ACTIVATIONS, NETWORKS, import_network
+from raceway.agents import Spaces, Weights, build_agent
+from raceway.agents.network_choice import NETWORKS, import_network
 from raceway.checkpoints.store import Checkpoint, Checkpoints
-from raceway.checks import check_choice
 from raceway.envs import EnvSettings
 from raceway.errors import CheckpointError, ConfigError
 from raceway.rl.space_json import space_from_json
-from raceway.runs.config_file import has_policy, read_config
-from raceway.runs.resume import check_layer_sizes, check_same_run, check_trusted, check_weights_fit
+from raceway.runs.config_file import has_checkpoints, read_config
+from raceway.runs.load_policies import load_policies
+from raceway.runs.resume import (
+    check_layer_sizes,
+    check_same_run,
+    check_trusted,
+    check_weights_fit,
+    saved_config,
+)
 from raceway.runs.trained_policy import TrainedPolicy
 
 _log = logging.getLogger(__name__)
 
 
-def load(
-    run: str | Path, which: str | int = "best", *, network: Any = None, trust: bool = False
-) -> TrainedPolicy:  # fmt: skip
-    """Load a trained policy.
+def load(run: str | Path, which: str | int = "best", *, network: Any = None, trust: bool = False) -> Any:
+    """Load a trained policy, a `TrainedPolicy`; of a run with several agents, `TrainedPolicies` by agent.
 
     No module that the run names is imported unless the caller passes it again or trusts the run.
 
@@ -34,20 +36,24 @@ def load(
         run: the run directory.
         which: the `best` checkpoint (the latest if none has a score), the `latest`, or a number of environment steps.
         network: the network of the run if it is not one of Raceway's: a function, or `module:function`.
-        trust: whether modules of a network or environment that the run names may be imported.
+        trust: whether modules of a network, environment or algorithm that the run names may be imported.
     """
     path = Path(run)
     config = read_config(path)
-    if not has_policy(config):
-        raise ConfigError(
-            f"the run in {path} has no description of its policy: an older version wrote it. Train it again."
-        )
+    if not has_checkpoints(config):
+        raise ConfigError(f"the run in {path} has no checkpoints: an older version wrote it. Train it again.")
     checkpoint, weights = _read_checkpoint(Checkpoints(path / "checkpoints"), _check_which(which))
     check_same_run(checkpoint, config)
-    check_layer_sizes(config, config["policy"]["hidden"], weights)
-    policy = _make_untrained(config, _network(config, network, trust=trust))
-    check_weights_fit(policy, weights, checkpoint.path)
-    policy.load(weights)
+    if "policies" in config:
+        return load_policies(path, config, checkpoint, weights, network, trust=trust)
+    algorithm, cfg = saved_config(config, trust=trust, network=_network(config, network, trust=trust))
+    check_layer_sizes(config, getattr(cfg, "hidden", None) or (), weights)
+    spaces = Spaces(*(space_from_json(config["spaces"][side]) for side in ("observation", "action")))
+    agent = build_agent(algorithm.agent, spaces, cfg)
+    check_weights_fit(agent, weights, checkpoint.path)
+    agent.load(weights)
+    explorer = algorithm.make_explorer(spaces, cfg)
+    explorer.set_knobs(checkpoint.knobs())
     saved_env = EnvSettings(config["env"]["name"], config["env"]["kwargs"], config["env"]["vector"])
     about = {
         "run": str(path),
@@ -55,10 +61,11 @@ def load(
         "env": config["env"]["name"],
         "checkpoint": str(checkpoint.path),
         "steps": checkpoint.about["steps"],
+        "unit": cfg.progress.noun,
         "mean_return": checkpoint.about.get("mean_return"),
     }
     return TrainedPolicy(
-        policy.eval(), _spaces(config), saved_env, about, clip_actions=bool(config["policy"].get("clip_actions")),
+        agent.eval(), spaces, saved_env, about, clip_actions=cfg.clip_actions, explorer=explorer,
         importable=bool(config["importable"]["env"]), trust=trust,
     )  # fmt: skip
 
@@ -71,24 +78,9 @@ def _check_which(which: str | int) -> str | int:
     raise ConfigError(f"which must be best, latest, or a number of steps, not {which!r}")
 
 
-def _spaces(config: Mapping[str, Any]) -> tuple[spaces.Space, spaces.Space]:
-    return space_from_json(config["spaces"]["observation"]), space_from_json(config["spaces"]["action"])
-
-
-def _make_untrained(config: Mapping[str, Any], network: Any) -> Policy:
-    """Create the policy of a run, untrained."""
-    options = config["policy"]
-    if options["activation"] is not None:
-        check_choice("activation", options["activation"], ACTIVATIONS)
-    return make_policy(
-        *_spaces(config), network, tuple(options["hidden"]), 0, kind=options["kind"], normalise=options["normalise"],
-        num_slots=options["num_slots"], activation=options["activation"], shared=options["shared"],
-    )  # fmt: skip
-
-
 def _network(config: Mapping[str, Any], network: Any, *, trust: bool) -> Any:
     """Return the network of a run: the caller's, a built-in one, or one imported from a trusted run."""
-    saved = config["policy"]["network"]
+    saved = config["config"]["network"]
     if network is not None:
         return import_network(network)
     if saved in NETWORKS:

@@ -123,7 +123,7 @@ def state_of(obj: Any) -> Any:
     attributes = {name: _builtin_container(value) for name, value in attributes_of(obj).items()}
     if not (attributes or hasattr(obj, "__dict__")):
         return None
-    return {name: value for name, value in attributes.items() if _is_plain_data(value)}
+    return {name: value for name, value in attributes.items() if is_plain_data(value)}
 
 
 def restore(obj: Any, state: Any) -> None:
@@ -210,14 +210,15 @@ def _like_current(value: Any, current: Any) -> Any:
     return current._make(value) if hasattr(current, "_make") and type(value) is tuple else value
 
 
-def _is_plain_data(value: Any) -> bool:
+def is_plain_data(value: Any) -> bool:
+    """Whether a value can be saved: numbers, text, arrays, random generators, and collections of them."""
     kind = type(value)
     if _is_record(value):
         return True
     if kind is dict:
-        return all(map(_is_plain_data, (*value, *value.values())))
+        return all(map(is_plain_data, (*value, *value.values())))
     if kind in (list, tuple, set, deque):
-        return all(map(_is_plain_data, value))
+        return all(map(is_plain_data, value))
     if kind is np.ndarray:
         return value.dtype.kind in "biufcmM"
     return kind in _DATA or isinstance(value, (np.generic, np.random.Generator))

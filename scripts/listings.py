@@ -5,6 +5,7 @@ A marker in a document names what follows it:
     <!-- source: FILE NAME ... -->    a block of code: these functions, without decorators and docstrings
     <!-- flow: FILE -->               an indented block: the diagram in the module's docstring
     <!-- settings: ALGORITHM -->      a table: the settings of an algorithm, with defaults and help
+    <!-- columns: table|sizes -->     a table: the columns of batches, or the sizes in their shapes
 
 `make docs` runs it. `tests/docs/test_listings.py` fails if a document is not what it would write.
 """
@@ -21,11 +22,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
-_MARKER = re.compile(r"<!-- (source|flow|settings): (.*) -->\n")
+_MARKER = re.compile(r"<!-- (source|flow|settings|columns): (.*) -->\n")
 _BLOCKS = {
     "source": re.compile(r"```python\n.*?^```\n", re.DOTALL | re.MULTILINE),
     "flow": re.compile(r"\n(?:    .*\n|\n(?=    ))*"),
     "settings": re.compile(r"\n(?:\|.*\n)*"),
+    "columns": re.compile(r"\n(?:\|.*\n)*"),
 }
 _COMMON_SETTINGS = ("lr", "gamma", "max_grad_norm", "adam_epsilon", "device")
 
@@ -74,10 +76,27 @@ def settings_table(name: str) -> str:
     return "\n".join(rows)
 
 
+def columns_table(which: str) -> str:
+    """Return the table of the columns of batches, or of the sizes in their shapes."""
+    from raceway.rl.batch import COLUMNS, SIZES, Layout
+
+    if which == "sizes":
+        return "\n".join(["| size | |", "|---|---|", *(f"| {size} | {text} |" for size, text in SIZES.items())])
+    rows = [
+        f"| column | | {' | '.join(Layout)} | written by | read by |",
+        "|---|---|" + "---|" * len(Layout) + "---|---|",
+    ]
+    for column in COLUMNS:
+        shapes = " | ".join(f"`{column.shapes[layout]}`" if layout in column.shapes else "" for layout in Layout)
+        rows.append(f"| `{column.name}` | {column.meaning} | {shapes} | {column.written_by} | {column.read_by} |")
+    return "\n".join(rows)
+
+
 _CONTENTS: dict[str, Callable[..., str]] = {
     "source": lambda *arguments: f"```python\n{functions(*arguments)}\n```\n",
     "flow": lambda file: f"\n{diagram(file)}\n",
     "settings": lambda name: f"\n{settings_table(name)}\n",
+    "columns": lambda which: f"\n{columns_table(which)}\n",
 }
 
 

@@ -105,6 +105,14 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def cartpole_dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A dataset of random episodes of CartPole, about 100 steps."""
+    from tests.recorded_episodes import record_random
+
+    return str(record_random(tmp_path_factory.mktemp("datasets") / "cartpole", "CartPole-v1"))
+
+
+@pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
     """Start one local Ray for all tests that need it."""
     from raceway.engine.ray.cluster import RayCluster

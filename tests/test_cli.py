@@ -139,7 +139,7 @@ def test_env_kwargs_are_python_literals(capsys: pytest.CaptureFixture[str]) -> N
     ("arguments", "code", "text"),
     [
         (["train", "reinforc"], 1, "Did you mean 'reinforce'?"),
-        (["train", "sac"], 1, "unknown algorithm 'sac'. Choose from: a2c,"),
+        (["train", "sarsa"], 1, "unknown algorithm 'sarsa'. Choose from: a2c,"),
         (["train", "reinforce", "--env", "cartpol"], 1, "Did you mean 'cartpole'?"),
         (["train", "reinforce", "--itrations", "3"], 2, "Did you mean '--iterations'?"),
         (["train", "reinforce", "--iterations", "many"], 2, "'many' is not a whole number"),
@@ -154,6 +154,33 @@ def test_env_kwargs_are_python_literals(capsys: pytest.CaptureFixture[str]) -> N
             "unexpected argument 'cartpole'. Settings are options, such as --env cartpole",
         ),
         (["train", "ppo", "--learning-rate", "1"], 2, "unknown option '--learning-rate'. The learning rate is --lr."),
+        (
+            [
+                "train",
+                "ppo",
+                "--network",
+                "lstm",
+                "--num-minibatches",
+                "64",
+                "--iterations",
+                "1",
+                "--local",
+                "--num-envs",
+                "2",
+                "--fragment-steps",
+                "8",
+            ],
+            1,
+            "sequences cannot be split into 64 minibatches. Use fewer, or more environments.",
+        ),
+        (["train", "ppo", "--steps", "1"], 2, "unknown option '--steps'. The number of steps is --total-timesteps."),
+        (["train", "bc", "--updates", "1"], 2, "unknown option '--updates'. The number of updates is --total-updates."),
+        (["train", "ppo", "--config", "nosuch"], 1, "there is no config file and no run nosuch."),
+        (
+            ["train", "dqn", "--network", "lstm", "--fragment-steps", "5", "--iterations", "1", "--local"],
+            1,
+            "sequences begin every 16 steps (sequence_steps 24 - burn_in 8), but the recurrent state is known every 5",
+        ),
         (["train", "ppo", "--env", "nosuch", "--help"], 1, "unknown environment 'nosuch'."),
     ],
 )
@@ -258,17 +285,18 @@ def test_displays_show_a_row_without_episodes() -> None:
     }  # fmt: skip
     from raceway.algorithms import find_algorithm
     from raceway.training.train import Training
+    from raceway.ui.training_run import TrainingRun
 
     algorithm = find_algorithm("reinforce")
-    training = Training(algorithm, algorithm.settings(stop_seconds=100.0, engine="inline"))
+    run = TrainingRun(Training(algorithm, algorithm.settings(stop_seconds=100.0, engine="inline")), Path("here"))
     screen = io.StringIO()
     with LiveDisplay(Console(file=screen, force_terminal=True, width=100)) as live:
-        live.on_start(training, Path("here"))
-        live.on_iteration(row)
+        live.on_train_start(run)
+        live.on_iteration_end(run, row)
     assert "none yet" in screen.getvalue()
     log = io.StringIO()
     lines = TextDisplay(log)
-    lines.on_iteration(row)
+    lines.on_iteration_end(run, row)
     assert "Mean Reward (last 100 episodes):     none" in log.getvalue()
 
 

@@ -439,8 +439,8 @@ def test_replay_learns() -> None:
 TWO_TRAINERS = "examples/two_trainers/main.py"
 
 
-def test_two_trainers_train_both_policies() -> None:
-    done = run(TWO_TRAINERS, "--steps", "9000")
+def test_two_trainers_train_both_policies(tmp_path: Path) -> None:
+    done = run(TWO_TRAINERS, "--steps", "9000", "--run-dir", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
     assert re.search(r"^ppo: mean return -\d", done.stdout, re.MULTILINE)
     assert re.search(r"^dqn: mean return -\d", done.stdout, re.MULTILINE)
@@ -448,5 +448,5 @@ def test_two_trainers_train_both_policies() -> None:
 
 def test_two_trainers_print_their_plan() -> None:
     done = run(TWO_TRAINERS, "--plan")
-    assert "split(dqn, ppo)" in done.stdout, done.stderr
+    assert "split(ppo, dqn)" in done.stdout, done.stderr
     assert run(TWO_TRAINERS, "--steps", "0").returncode == 2

@@ -11,29 +11,36 @@ PACKAGE = Path(__file__).parents[1] / "raceway"
 LAYERS = [
     {"deprecations", "errors", "formatting", "imports"},
     {"checks", "cleanup", "file_schemas"},
+    {"settings"},
     {"injection"},
     {"state"},
     {"engine"},
     {"flow"},
     {"runner"},
     {"rl"},
-    {"autograd"},
-    {"envs", "agents", "replay"},
+    {"autograd", "checkpoints"},
+    {"envs", "agents", "replay", "datasets"},
     {"learner"},
     {"rollouts"},
     {"ops"},
-    {"algorithms", "checkpoints", "machine", "signals", "torchrl"},
+    {"algorithms", "machine", "signals", "torchrl"},
     {"runs"},
     {"ui"},
     {"training"},
     {"loaded_policy"},
+    {"recording"},
     {"commands"},
     {"cli", "dashboard"},
 ]
 RANK = {package: rank for rank, layer in enumerate(LAYERS) for package in layer}
 FRONT_DOOR = {"__init__", "__main__"}  # above every layer
 
-ONLY_IN = {"ray": "raceway/engine/ray/", "torchrl": "raceway/torchrl/", "tensordict": "raceway/torchrl/"}
+ONLY_IN = {
+    "ray": "raceway/engine/ray/",
+    "torchrl": "raceway/torchrl/",
+    "tensordict": "raceway/torchrl/",
+    "minari": "raceway/datasets/minari_format.py",
+}
 NEVER_IN = {"torch": "raceway/flow/", "gymnasium": "raceway/flow/"}
 
 

@@ -85,8 +85,8 @@ def test_a_loaded_policy_acts(runs: dict[str, Path]) -> None:
 def test_the_weights_are_those_that_were_trained(runs: dict[str, Path], name: str) -> None:
     policy = load(runs[name], "latest")
     summary = json.loads((runs[name] / "summary.json").read_text())
-    assert policy.policy.sha256() == summary["weights_sha256"]
-    assert load(runs[name], policy.about["steps"]).policy.sha256() == summary["weights_sha256"]
+    assert policy.sha256() == summary["weights_sha256"]
+    assert load(runs[name], policy.about["steps"]).sha256() == summary["weights_sha256"]
 
 
 def test_a_policy_can_be_evaluated(runs: dict[str, Path]) -> None:
@@ -101,6 +101,8 @@ def test_a_policy_can_be_evaluated(runs: dict[str, Path]) -> None:
 def test_an_environment_must_have_the_same_spaces(runs: dict[str, Path]) -> None:
     with pytest.raises(ConfigError, match=r"has observations of Box.*the policy was trained with Box"):
         load(runs["ppo"]).evaluate(1, env="acrobot")
+    with pytest.raises(ConfigError, match="simple_spread_v3 has several agents, and this policy is for one"):
+        load(runs["ppo"]).evaluate(1, env="pettingzoo:mpe2.simple_spread_v3")
 
 
 def test_a_network_is_not_imported_without_trust(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,10 +110,10 @@ def test_a_network_is_not_imported_without_trust(runs: dict[str, Path], monkeypa
     with pytest.raises(ConfigError, match=r"tests.test_loaded_policy:wide_net.*--network.*--trust \(trust=True\)"):
         load(runs["network"])
     assert "tests.test_loaded_policy" not in sys.modules
-    expected = load(runs["network"], network=wide_net).policy.sha256()
+    expected = load(runs["network"], network=wide_net).sha256()
     assert "tests.test_loaded_policy" not in sys.modules
-    assert load(runs["network"], network="tests.test_loaded_policy:wide_net").policy.sha256() == expected
-    assert load(runs["network"], trust=True).policy.sha256() == expected
+    assert load(runs["network"], network="tests.test_loaded_policy:wide_net").sha256() == expected
+    assert load(runs["network"], trust=True).sha256() == expected
 
 
 def test_a_missing_network_is_an_error(runs: dict[str, Path]) -> None:
@@ -121,7 +123,7 @@ def test_a_missing_network_is_an_error(runs: dict[str, Path]) -> None:
 
 def test_weights_must_fit_the_network(runs: dict[str, Path]) -> None:
     with pytest.raises(
-        ConfigError, match=r"do not fit the network: network.0.weight has shape \(17, 4\), not \(3, 4\)"
+        ConfigError, match=r"do not fit the network: actor.network.0.weight has shape \(17, 4\), not \(3, 4\)"
     ):
         load(runs["network"], network=narrow_net)
     with pytest.raises(ConfigError, match=r"do not fit the network: .* is missing"):
@@ -166,9 +168,9 @@ def test_a_path_without_a_usable_run_is_an_error(tmp_path: Path, runs: dict[str,
     with pytest.raises(ConfigError, match="best, latest, or a number of steps, not 'bset'"):
         load(runs["ppo"], "bset")
     config = json.loads((tmp_path / "config.json").read_text())
-    del config["policy"]
+    del config["spaces"]
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match="has no description of its policy"):
+    with pytest.raises(ConfigError, match="has no checkpoints: an older version wrote it"):
         load(tmp_path)
 
 
@@ -213,9 +215,10 @@ def change_config(run: Path, key_path: str, value: Any) -> None:
 @pytest.mark.parametrize("value", [None, 5, "x", [1], {}])
 @pytest.mark.parametrize(
     "key_path",
-    ["schema", "metrics_schema", "algorithm", "config", "env", "env.name", "env.kwargs", "policy.kind", "policy.hidden",
-     "policy.network", "policy.num_slots", "policy.shared", "policy.activation", "spaces.action", "spaces.observation",
-     "spaces.action.n", "spaces.action.type", "importable", "importable.env", "config.seed", "config.env"],
+    ["schema", "metrics_schema", "algorithm", "config", "env", "env.name", "env.kwargs", "config.hidden",
+     "config.network", "config.num_envs", "config.shared_layers", "config.activation", "spaces.action",
+     "spaces.observation", "spaces.action.n", "spaces.action.type", "importable", "importable.env", "config.seed",
+     "config.env"],
 )  # fmt: skip
 def test_a_malformed_config_is_an_error_or_harmless(
     runs: dict[str, Path], tmp_path: Path, key_path: str, value: Any
@@ -227,7 +230,7 @@ def test_a_malformed_config_is_an_error_or_harmless(
 
 
 @pytest.mark.parametrize(
-    ("key_path", "value"), [("policy.hidden", [10**9]), ("policy.hidden", [10**5, 10**5]), ("spaces.action.n", 10**12)]
+    ("key_path", "value"), [("config.hidden", [10**9]), ("config.hidden", [10**5, 10**5]), ("spaces.action.n", 10**12)]
 )
 def test_a_network_too_large_for_memory_is_refused(
     runs: dict[str, Path], tmp_path: Path, key_path: str, value: Any
@@ -276,7 +279,7 @@ def test_sampled_actions_follow_the_seed(runs: dict[str, Path]) -> None:
 
 def test_epsilon_greedy_explores_for_any_batch_size(runs: dict[str, Path]) -> None:
     policy = load(runs["dqn"])
-    policy.policy.set_epsilon(1.0)
+    policy.explorer.set_knobs({"epsilon": 1.0})
     obs = np.zeros((64, 4), np.float32)
     assert set(policy.act(obs, False, seed=0).tolist()) == {0, 1}
     assert {policy.act(obs[0], False) for _ in range(64)} == {0, 1}

@@ -16,15 +16,17 @@ from raceway.engine.process.engine import ProcessEngine
 from raceway.engine.ray.engine import RayEngine
 
 # The stable API. Names are removed only after a deprecation (see CONTRIBUTING.md).
-PUBLIC_NAMES = ["Callback", "RacewayError", "Runner", "__version__", "load", "make_engine", "resume", "train"]
+PUBLIC_NAMES = ["Callback", "RacewayError", "Runner", "__version__", "load", "make_engine", "record", "resume", "train"]
 FLOW_NAMES = [
     "Counters",
     "Envelope",
     "Event",
     "Failures",
     "Iter",
+    "NotReady",
     "ParIter",
     "RateLimit",
+    "SharedStream",
     "Run",
     "Shard",
     "Source",

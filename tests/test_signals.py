@@ -41,7 +41,7 @@ class ActAfter(Callback):
     def __init__(self, iteration: int, act: Callable[[], object]) -> None:
         self.number, self.act = iteration, act
 
-    def on_iteration(self, row: dict[str, Any]) -> None:
+    def on_iteration_end(self, run: Any, row: dict[str, Any]) -> None:
         if row["time/iterations"] == self.number:
             self.act()
 

@@ -9,15 +9,15 @@ python examples/replay/main.py [--engine inline|process|ray] [--steps 30000] [--
 from __future__ import annotations
 
 import argparse
-import copy
 import sys
 from collections import deque
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.functional import smooth_l1_loss
 
-from raceway.agents import as_tensor, make_policy
+from raceway.agents import Agent, Spaces, make_policy
 from raceway.engine import make_engine
 from raceway.envs import EnvSettings, make_slots
 from raceway.flow import Iter, union
@@ -25,11 +25,14 @@ from raceway.machine import worker_compute_settings
 from raceway.ops import (
     ConcatBatches,
     Learner,
+    LossOutput,
     ReplaySettings,
     ReplayShard,
     RolloutSettings,
     RolloutWorker,
     StoreToReplay,
+    Target,
+    TrainOneStep,
     TrainStats,
     Transitions,
     UpdatePriorities,
@@ -40,32 +43,23 @@ from raceway.ops import (
 )
 from raceway.rl import Batch
 
-NO_EPISODES = np.empty(0)
+HIDDEN = (128,)
+"""Widths of the hidden layers."""
 
 
-class TrainSoftQ:
-    """One gradient step on the TD error to reward + discount · log-sum-exp of the target network's Q-values."""
+def make_agent(spaces: Spaces) -> Agent:
+    """Return an agent whose policy has the Q-values as its logits."""
+    return Agent(make_policy(*spaces, "mlp", HIDDEN))
 
-    def __init__(self, learner: Learner, target_update_every: int = 50) -> None:
-        self.learner, self.target = learner, copy.deepcopy(learner.policy)
-        self.target_update_every, self.num_updates = target_update_every, 0
 
-    def __call__(self, batch: Batch) -> TrainStats:
-        """Train on a sampled batch, and return the absolute TD errors as its new priorities."""
-        if self.num_updates % self.target_update_every == 0:
-            self.target.load(self.learner.policy.weights())
-        self.num_updates += 1
-        with torch.no_grad():
-            next_value = self.target(as_tensor(batch["next_obs"]), {})[0].logsumexp(-1)
-            target = as_tensor(batch["reward"]) + as_tensor(batch["discount"]) * next_value
-        q_values = self.learner.policy(as_tensor(batch["obs"]), {})[0]
-        td_errors = q_values.gather(-1, as_tensor(batch["action"])[:, None]).squeeze(-1) - target
-        losses = as_tensor(batch["weight"]) * torch.nn.functional.smooth_l1_loss(
-            td_errors, torch.zeros_like(td_errors), reduction="none"
-        )
-        self.learner.step([losses.mean])
-        priorities = batch["index"], td_errors.detach().abs().numpy()
-        return TrainStats(num_steps=0, returns=NO_EPISODES, lengths=NO_EPISODES, priorities=priorities)
+def loss(agent: Agent, batch: Batch) -> LossOutput:
+    """Return the Huber loss of the TD error to reward + discount · log-sum-exp of the target network's Q-values."""
+    with torch.no_grad():
+        next_value = agent.target.actor(batch["next_obs"], {})[0].logsumexp(-1)
+        target = batch["reward"] + batch["discount"] * next_value
+    q_values = agent.actor(batch["obs"], {})[0].gather(-1, batch["action"][:, None]).squeeze(-1)
+    losses = batch["weight"] * smooth_l1_loss(q_values, target, reduction="none")
+    return LossOutput(losses.mean(), priorities=(q_values - target).abs())
 
 
 def plan(workers: list[Any], shards: list[Any], rollouts: RolloutSettings, learner: Learner) -> Iter[Any]:
@@ -79,7 +73,7 @@ def plan(workers: list[Any], shards: list[Any], rollouts: RolloutSettings, learn
     )
     train = (
         parallel_replay(shards, synchronous=True)
-        .for_each(TrainSoftQ(learner))
+        .for_each(TrainOneStep(learner, loss, targets=Target(every=50)))
         .for_each(UpdatePriorities())
         .for_each(UpdateWeights(learner, workers))
     )
@@ -97,12 +91,14 @@ def main() -> None:
     if options.steps < 1 or options.seed < 0:
         parser.error(f"--steps must be at least 1 and --seed at least 0, not {options.steps} and {options.seed}")
     env = EnvSettings("cartpole").resolved()
-    rollouts = RolloutSettings(env=env, num_shards=2, slots_per_shard=8, seed=options.seed, fragment_steps=16)
+    rollouts = RolloutSettings(
+        env=env, agent=make_agent, num_shards=2, slots_per_shard=8, seed=options.seed, fragment_steps=16
+    )
     replay = ReplaySettings(capacity=20_000, num_shards=2, batch_size=256, alpha=0.6, seed=options.seed)
     slots = make_slots(env, 1)
-    policy = make_policy(slots.observation_space, slots.action_space, "mlp", rollouts.hidden, seed=options.seed)
+    agent = rollouts.make_agent(Spaces(slots.observation_space, slots.action_space), options.seed)
     slots.close()
-    learner, returns, num_steps, last_printed = Learner(policy, lr=3e-3), deque[float](maxlen=100), 0, 0
+    learner, returns, num_steps, last_printed = Learner(agent, lr=3e-3), deque[float](maxlen=100), 0, 0
     with worker_compute_settings(), make_engine(options.engine) as engine:
         workers = [engine.spawn(RolloutWorker, (rollouts,), name=f"worker-{number}") for number in range(2)]
         shards = [engine.spawn(ReplayShard, (replay, number), name=f"replay-{number}") for number in range(2)]
@@ -117,7 +113,7 @@ def main() -> None:
                 print(f"{num_steps:6d} steps | mean return of the last {len(returns)} episodes {np.mean(returns):6.1f}")
             if num_steps >= options.steps:
                 break
-    print(f"weights {policy.sha256()[:16]}")
+    print(f"weights {agent.sha256()[:16]}")
 
 
 if __name__ == "__main__":

@@ -1,29 +1,44 @@
-"""Policies: networks and distributions for every supported observation and action space."""
+"""Agents: what an algorithm trains. Networks and distributions for every supported observation and action space."""
 
+from raceway.agents.agent import ActorCritic, Agent, QAgent, Spaces
+from raceway.agents.builders import MakeAgent, build_agent
 from raceway.agents.distributions import (
     Categorical,
     Distribution,
-    EpsilonGreedy,
     Gaussian,
     MultiCategorical,
     distribution_for,
 )
-from raceway.agents.networks import LSTM, Encoder, Normaliser, actor_critic, mlp, network_for
-from raceway.agents.policy import Policy, Weights, as_tensor, make_policy
+from raceway.agents.exploration import EpsilonGreedy, Explorer, Knobs, Sample, UniformWarmUp
+from raceway.agents.network_choice import network_for
+from raceway.agents.networks import Encoder, Normaliser, mlp
+from raceway.agents.policy import Policy, as_tensor, make_policy
+from raceway.agents.recurrent import RecurrentNetwork
+from raceway.agents.weights import Weights, copy_weights
 
 __all__ = [
-    "LSTM",
+    "ActorCritic",
+    "Agent",
     "Categorical",
     "Distribution",
     "Encoder",
     "EpsilonGreedy",
+    "Explorer",
     "Gaussian",
+    "Knobs",
+    "MakeAgent",
     "MultiCategorical",
     "Normaliser",
     "Policy",
+    "QAgent",
+    "RecurrentNetwork",
+    "Sample",
+    "Spaces",
+    "UniformWarmUp",
     "Weights",
-    "actor_critic",
     "as_tensor",
+    "build_agent",
+    "copy_weights",
     "distribution_for",
     "make_policy",
     "mlp",

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from raceway.agents.distributions import Distribution, EpsilonGreedy
+from raceway.agents.exploration import Explorer, Sample
 from raceway.agents.networks import State
 from raceway.agents.policy import Policy
 from raceway.errors import ConfigError
@@ -27,6 +27,7 @@ class ActingPolicy:
         observation_space: the observation space, with the action mask if there is one.
         action_space: the action space.
         clip_actions: whether actions of a Box are clipped to its bounds.
+        explorer: how actions are chosen that are not deterministic; by default they are sampled.
     """
 
     def __init__(
@@ -36,8 +37,9 @@ class ActingPolicy:
         action_space: spaces.Space,
         *,
         clip_actions: bool = False,
+        explorer: Explorer | None = None,
     ) -> None:
-        self.policy, self.clip_actions = policy, clip_actions
+        self.policy, self.clip_actions, self.explorer = policy, clip_actions, explorer or Sample()
         self.observation_space, self.action_space = observation_space, action_space
         self._state: State | None = None
         self._random: np.random.Generator | None = None
@@ -70,7 +72,8 @@ class ActingPolicy:
         if deterministic:
             actions = self.policy.distribution.mode(arrays)
         else:
-            actions = sampling_distribution(self.policy, len(arrays)).sample(arrays, self._random)
+            explorer = self.explorer.for_slots(len(arrays))
+            actions = explorer.choose(self.policy.distribution, arrays, self._random)
         actions = self._to_action_space(actions)
         if not single:
             return actions
@@ -127,19 +130,6 @@ class ActingPolicy:
         if self.clip_actions and isinstance(space, spaces.Box):
             actions = np.clip(actions, space.low, space.high)
         return actions.astype(space.dtype, copy=False)
-
-
-def sampling_distribution(policy: Policy, num: int) -> Distribution:
-    """Return a policy's distribution for sampling `num` rows; an ε-greedy one gets an ε for each row.
-
-    Row i has the ε of slot i; with more rows than slots, the ε of the slots are repeated.
-    """
-    own = policy.distribution
-    if not isinstance(own, EpsilonGreedy):
-        return own
-    distribution = EpsilonGreedy(own.size, own.start, num)
-    distribution.epsilon[:] = np.resize(policy.epsilon.detach().cpu().numpy(), num)  # type: ignore[operator]
-    return distribution
 
 
 def batch_observations(space: spaces.Space, obs: Any) -> tuple[Tree, int | None]:

@@ -13,12 +13,13 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from raceway.autograd.tape import add_gradient, tape_for
+from raceway.autograd.tape import Tape, add_gradient, can_use_numpy, tape_for
 from raceway.errors import ConfigError
 
 Array = np.ndarray
 
-_MASKED_LOGIT = -1e9  # instead of -inf, whose gradient is NaN
+MASKED_LOGIT = -1e9
+"""The logit of a masked action, instead of -inf, whose gradient is NaN."""
 
 
 class Distribution(ABC):
@@ -47,6 +48,14 @@ class Distribution(ABC):
         """Return both log π(a|s) and H(π(·|s)), [N] each."""
         return self.log_prob(params, actions), self.entropy(params)
 
+    def sample_with_log_prob(self, params: Tensor, random: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Return reparametrised actions, [N, ...], through which gradients flow, and their log-probabilities, [N]."""
+        raise ConfigError(f"actions of a {type(self).__name__} distribution cannot be differentiated")
+
+    def best_actions(self, params: Tensor) -> Tensor:
+        """Return the most likely action for every row, as `mode` does, in torch: for exported policies."""
+        raise ConfigError(f"a policy with a {type(self).__name__} distribution cannot be exported")
+
     def apply_mask(self, params: Tensor, mask: Tensor) -> Tensor:
         """Return the parameters with masked actions (0 in the mask) made impossible."""
         raise ConfigError(f"an action mask needs discrete actions, not a {type(self).__name__} distribution")
@@ -63,6 +72,9 @@ class Categorical(Distribution):
         return (params + random.gumbel(size=params.shape)).argmax(-1) + self.start
 
     def mode(self, params: Array) -> Array:
+        return params.argmax(-1) + self.start
+
+    def best_actions(self, params: Tensor) -> Tensor:
         return params.argmax(-1) + self.start
 
     def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
@@ -100,26 +112,7 @@ class Categorical(Distribution):
         return log_probs.gather(-1, index.long().unsqueeze(-1)).squeeze(-1)
 
     def apply_mask(self, params: Tensor, mask: Tensor) -> Tensor:
-        return params.masked_fill(mask == 0, _MASKED_LOGIT)
-
-
-class EpsilonGreedy(Categorical):
-    """The action with the highest Q-value, or with probability ε a random one; `params` are the Q-values."""
-
-    def __init__(self, num: int, start: int = 0, num_slots: int = 1) -> None:
-        super().__init__(num, start)
-        self.epsilon = np.ones(num_slots, np.float32)
-        """The ε of every row, [B]."""
-
-    def sample(self, params: Array, random: np.random.Generator) -> Array:
-        explores = random.random(len(params)) < self.epsilon
-        actions = params.argmax(-1)
-        if explores.any():
-            uniform = random.integers(self.size, size=len(params))
-            # A random action that is masked is replaced by the greedy one.
-            masked = np.take_along_axis(params, uniform[:, None], -1).squeeze(-1) <= _MASKED_LOGIT
-            actions = np.where(explores & ~masked, uniform, actions)
-        return actions + self.start
+        return params.masked_fill(mask == 0, MASKED_LOGIT)
 
 
 class MultiCategorical(Distribution):
@@ -136,6 +129,11 @@ class MultiCategorical(Distribution):
 
     def mode(self, params: Array) -> Array:
         return self._joined([part.mode(logits) for part, logits in self._split(params)], params)
+
+    def best_actions(self, params: Tensor) -> Tensor:
+        pieces = params.tensor_split(self.edges, -1)
+        columns = [part.best_actions(piece) for part, piece in zip(self.parts, pieces, strict=True)]
+        return torch.stack(columns, -1).reshape(-1, *self.shape)
 
     def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
         columns = actions.reshape(*params.shape[:-1], len(self.parts)).unbind(-1)
@@ -171,6 +169,9 @@ class Gaussian(Distribution):
     def mode(self, params: Array) -> Array:
         return params[..., : self.num].reshape(*params.shape[:-1], *self.shape)
 
+    def best_actions(self, params: Tensor) -> Tensor:
+        return params[..., : self.num].reshape(-1, *self.shape)
+
     def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
         means, logs = params.tensor_split([self.num], -1)
         distance = (actions.reshape(means.shape) - means) * (-logs).exp()
@@ -205,6 +206,99 @@ class Gaussian(Distribution):
 
         entropy = log_det + np.float32(0.5 * num * (1 + math.log(2 * math.pi)))
         return tape.record(log_prob, log_prob_backward), tape.record(entropy, entropy_backward)
+
+
+class SquashedGaussian(Distribution):
+    """tanh of independent normal variables u, scaled to the bounds of a Box.
+
+    `params` are the means of u, then the logarithms of its standard deviations, which are limited to `LOG_STD_RANGE`.
+    Log-probabilities are those of tanh(u), without the constant factor of the scale, and computed from u: the inverse
+    of tanh would lose all digits where it saturates. Haarnoja et al. 2018, https://arxiv.org/abs/1801.01290, app. C.
+    """
+
+    LOG_STD_RANGE = (-20.0, 2.0)
+
+    def __init__(self, space: spaces.Space) -> None:
+        if not isinstance(space, spaces.Box) or not space.is_bounded():
+            raise ConfigError(
+                f"a squashed Gaussian needs a Box with finite bounds, not {space}. Bound it by a wrapper."
+            )
+        self.shape, self.num = space.shape, math.prod(space.shape)
+        self.size = 2 * self.num
+        self.centre = ((space.high + space.low) / 2).astype(np.float32)
+        self.scale = ((space.high - space.low) / 2).astype(np.float32)
+
+    def sample(self, params: Array, random: np.random.Generator) -> Array:
+        deviations = np.exp(np.clip(params[..., self.num :], *self.LOG_STD_RANGE))
+        values = params[..., : self.num] + deviations * random.standard_normal(deviations.shape, np.float32)
+        return self._scaled(np.tanh(values))
+
+    def mode(self, params: Array) -> Array:
+        return self._scaled(np.tanh(params[..., : self.num]))
+
+    def best_actions(self, params: Tensor) -> Tensor:
+        squashed = params[..., : self.num].tanh().reshape(-1, *self.shape)
+        return squashed * torch.from_numpy(self.scale) + torch.from_numpy(self.centre)
+
+    def _scaled(self, squashed: Array) -> Array:
+        return squashed.reshape(*squashed.shape[:-1], *self.shape) * self.scale + self.centre
+
+    def sample_with_log_prob(self, params: Tensor, random: torch.Generator) -> tuple[Tensor, Tensor]:
+        noise = torch.randn((*params.shape[:-1], self.num), generator=random)
+        tape = tape_for(params)
+        if tape is not None or can_use_numpy(params):
+            return self._sample_in_numpy(params, noise.numpy(), tape)
+        means, logs = params.tensor_split([self.num], -1)
+        logs, noise = logs.clamp(*self.LOG_STD_RANGE), noise.to(params.device)
+        values = means + logs.exp() * noise
+        log_prob = (-0.5 * noise.square() - logs - _log_tanh_derivative(values)).sum(-1)
+        scale, centre = (torch.from_numpy(part).to(params.device) for part in (self.scale, self.centre))
+        actions = values.tanh().reshape(-1, *self.shape) * scale + centre
+        return actions, log_prob - 0.5 * self.num * math.log(2 * math.pi)
+
+    def _sample_in_numpy(self, params: Tensor, noise: Array, tape: Tape | None) -> tuple[Tensor, Tensor]:
+        """Do the same in numpy, with gradients on the tape if there is one."""
+        outputs, num = params.detach().numpy(), self.num
+        logs = np.clip(outputs[..., num:], *self.LOG_STD_RANGE)
+        spread = np.exp(logs) * noise
+        values = outputs[..., :num] + spread
+        squashed = np.tanh(values)
+        log_slope = 2 * (np.float32(math.log(2)) - values - np.logaddexp(np.float32(0), -2 * values))
+        log_prob = (-0.5 * noise * noise - logs - log_slope).sum(-1)
+        log_prob -= np.float32(0.5 * num * math.log(2 * math.pi))
+        actions = self._scaled(squashed)
+        if tape is None:
+            return torch.from_numpy(actions), torch.from_numpy(log_prob)
+        inside = outputs[..., num:] == logs  # where the deviation is not limited
+
+        def action_backward(gradient: Array) -> None:
+            flow = (gradient * self.scale).reshape(squashed.shape) * (1 - squashed * squashed)
+            add_gradient(params, np.concatenate([flow, flow * spread * inside], -1))
+
+        def log_prob_backward(gradient: Array) -> None:
+            flow = 2 * squashed * gradient[..., None]
+            add_gradient(params, np.concatenate([flow, (flow * spread - gradient[..., None]) * inside], -1))
+
+        return tape.record(actions, action_backward), tape.record(log_prob, log_prob_backward)
+
+    def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
+        means, logs = params.tensor_split([self.num], -1)
+        logs = logs.clamp(*self.LOG_STD_RANGE)
+        scale, centre = (torch.from_numpy(part).to(params.device) for part in (self.scale, self.centre))
+        squashed = ((actions - centre) / scale).reshape(means.shape)
+        limit = 1 - torch.finfo(squashed.dtype).eps
+        values = squashed.clamp(-limit, limit).atanh()
+        distance = (values - means) * (-logs).exp()
+        log_prob = (-0.5 * distance.square() - logs - _log_tanh_derivative(values)).sum(-1)
+        return log_prob - 0.5 * self.num * math.log(2 * math.pi)
+
+    def entropy(self, params: Tensor) -> Tensor:
+        raise ConfigError("the entropy of a squashed Gaussian has no closed form. Estimate it from log-probabilities.")
+
+
+def _log_tanh_derivative(values: Tensor) -> Tensor:
+    """Return log(1 - tanh(u)²), exact for large |u| too: 2 (log 2 - u - softplus(-2u))."""
+    return 2 * (math.log(2) - values - torch.nn.functional.softplus(-2 * values))
 
 
 def distribution_for(space: spaces.Space) -> Distribution:

@@ -14,7 +14,6 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from raceway.agents.distributions import Categorical, Gaussian, MultiCategorical
 from raceway.agents.policy import Policy
 from raceway.errors import ConfigError
 from raceway.rl import empty
@@ -70,22 +69,10 @@ class ExportablePolicy(nn.Module):
         """Return the actions, and the next recurrent state."""
         obs = _nested({path: inputs[name] for name, path in self.paths.items()})
         params, state = self.policy(obs, {name: inputs[f"state_{name}"] for name in self.state_names})
-        actions = self._best_actions(params)
+        actions = self.policy.distribution.best_actions(params)
         if self.low is not None and self.high is not None:
             actions = torch.minimum(torch.maximum(actions, self.low), self.high)
         return actions.to(self.dtype), *(state[name] for name in self.state_names)
-
-    def _best_actions(self, params: Tensor) -> Tensor:
-        distribution = self.policy.distribution
-        if isinstance(distribution, Categorical):
-            return params.argmax(-1) + distribution.start
-        if isinstance(distribution, MultiCategorical):
-            pieces = params.tensor_split(distribution.edges, -1)
-            columns = [piece.argmax(-1) + part.start for part, piece in zip(distribution.parts, pieces, strict=True)]
-            return torch.stack(columns, -1).reshape(-1, *distribution.shape)
-        if isinstance(distribution, Gaussian):
-            return params[..., : distribution.num].reshape(-1, *distribution.shape)
-        raise ConfigError(f"a policy with a {type(distribution).__name__} distribution cannot be exported")
 
 
 def _leaves(space: spaces.Space, path: KeyPath = ()) -> Iterator[tuple[KeyPath, spaces.Space]]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,9 +13,11 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from raceway.agents.distributions import Gaussian, distribution_for
+from raceway.autograd.convolutions import run_convolutions
+from raceway.autograd.ensembles import Ensemble
+from raceway.autograd.fast_paths import fast_paths_enabled
 from raceway.autograd.layers import Layers
-from raceway.autograd.tape import add_gradient, tape_for
-from raceway.checks import check_choice
+from raceway.autograd.tape import add_gradient, can_use_numpy, tape_for
 from raceway.errors import ConfigError
 
 State = dict[str, Tensor]
@@ -43,7 +43,8 @@ class Normaliser(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.device.type != "cpu" or x.requires_grad or torch.compiler.is_compiling():
+        in_torch = x.device.type != "cpu" or x.requires_grad or torch.compiler.is_compiling()
+        if in_torch or not fast_paths_enabled():
             return ((x - self.mean) / self.deviation).clamp(-self.limit, self.limit)
         # In numpy: these four operations on a small minibatch take a quarter of the time.
         result = x.numpy() - self.mean.numpy()
@@ -76,9 +77,9 @@ class Encoder(nn.Module):
 
     size: int
 
-    def __init__(self, space: spaces.Space, normalise: bool = False) -> None:
+    def __init__(self, space: spaces.Space, normalise: bool = False, flatten_small_images: bool = False) -> None:
         super().__init__()
-        self.kind = "flat"
+        self.kind, self.scale = "flat", 1.0
         self.num_dims = len(space.shape or ())
         self.names: list[str] = []
         self.parts = nn.ModuleList()  # not a ModuleDict, which refuses keys such as `items`
@@ -86,7 +87,7 @@ class Encoder(nn.Module):
             self.kind = "parts"
             inner = space.spaces if isinstance(space, spaces.Dict) else dict(enumerate(space.spaces))
             self.names = [str(key) for key in inner]
-            encoders = [Encoder(part) for part in inner.values()]
+            encoders = [Encoder(part, normalise, flatten_small_images) for part in inner.values()]
             self.parts.extend(encoders)
             self.size = sum(part.size for part in encoders)
         elif isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
@@ -94,12 +95,14 @@ class Encoder(nn.Module):
             self.counts = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec).tolist()
             self.starts = np.ravel(space.start).tolist()
             self.size = sum(self.counts)
-        elif is_image(space):
+        elif is_image(space) and not (flatten_small_images and is_small_image(space)):
             self.kind, self.images = "image", ImageEncoder(space)
             self.size = self.images.size
         else:
             self.size = math.prod(space.shape or ())
-        self.normaliser = Normaliser(self.size) if normalise and self.kind == "flat" else None
+            self.scale = 1 / 255 if is_image(space) else 1.0
+        plain = self.kind == "flat" and not is_image(space)
+        self.normaliser = Normaliser(self.size) if normalise and plain else None
 
     def forward(self, obs: Any) -> Tensor:
         if self.kind == "parts":
@@ -108,10 +111,23 @@ class Encoder(nn.Module):
             return self.images(obs)
         flat = self.flat(obs)
         if self.kind == "flat":
-            flat = flat if flat.dtype == torch.float32 else flat.float()
+            if flat.dtype != torch.float32:
+                flat = flat.float() if self.scale == 1.0 else flat.float() * self.scale
             return flat if self.normaliser is None else self.normaliser(flat)
         columns = zip(flat.unbind(-1), self.starts, self.counts, strict=True)
         return torch.cat([one_hot((column - start).long(), count) for column, start, count in columns], -1).float()
+
+    @property
+    def normalises(self) -> bool:
+        """Whether it, or one of its parts, normalises."""
+        return self.normaliser is not None or any(part.normalises for part in self.parts)
+
+    def observe(self, obs: Any) -> None:
+        """Update the normalisers with a batch of observations."""
+        for name, part in zip(self.names, self.parts, strict=True):
+            part.observe(obs[name])  # type: ignore[operator]
+        if self.normaliser is not None:
+            self.normaliser.observe(self.flat(obs).reshape(-1, self.size))
 
     def flat(self, obs: Tensor) -> Tensor:
         """Return flattened observations, [..., size]."""
@@ -123,15 +139,25 @@ def is_image(space: spaces.Space) -> bool:
     return isinstance(space, spaces.Box) and len(space.shape) == 3 and space.dtype == np.uint8
 
 
+def is_small_image(space: spaces.Space) -> bool:
+    """Whether images are too small for the convolutions."""
+    shape = space.shape or ()
+    return min(shape[:2] if _channels_last(shape) else shape[1:]) < 36
+
+
+def _channels_last(shape: Sequence[int]) -> bool:
+    return shape[2] < shape[0]
+
+
 class ImageEncoder(nn.Module):
     """The convolutions of Mnih et al. 2015. Channels are first or last, whichever dimension is smaller."""
 
     def __init__(self, space: spaces.Space) -> None:
         super().__init__()
         shape = space.shape or ()
-        self.channels_last = shape[2] < shape[0]
+        self.channels_last = _channels_last(shape)
         channels, height, width = (shape[2], *shape[:2]) if self.channels_last else shape
-        if min(height, width) < 36:
+        if is_small_image(space):
             raise ConfigError(
                 f"images of {height} x {width} are too small for the convolutions, which need at least 36 x 36. "
                 "Resize them, or use your own network."
@@ -142,9 +168,14 @@ class ImageEncoder(nn.Module):
             self.size = self.layers(torch.zeros(1, channels, height, width)).numel()
 
     def forward(self, obs: Tensor) -> Tensor:
-        images = obs.reshape(-1, *obs.shape[-3:]).float() / 255
+        images = obs.reshape(-1, *obs.shape[-3:])
         images = images.movedim(-1, -3) if self.channels_last else images
-        return self.layers(images).reshape(*obs.shape[:-3], -1)
+        tape = tape_for(images)
+        if (tape is not None or can_use_numpy(images)) and not torch.compiler.is_compiling():
+            features = run_convolutions(list(self.layers)[::2], images, 1 / 255, tape)  # type: ignore[arg-type]
+        else:
+            features = self.layers(images.float() / 255).flatten(1)
+        return features.reshape(*obs.shape[:-3], self.size)
 
 
 class ActionHead(nn.Linear):
@@ -202,7 +233,7 @@ def _layers(encoder: Encoder, hidden: Sequence[int], activation: type[nn.Module]
     return layers, size
 
 
-def actor_critic(
+def actor_critic_networks(
     observation_space: spaces.Space,
     action_space: spaces.Space,
     hidden: Sequence[int] = (64, 64),
@@ -233,63 +264,28 @@ def actor_critic(
     return actor, critic
 
 
-class LSTM(nn.Module):
-    """A recurrent network: an encoder, one LSTM, and a head for the actions."""
+class QEnsemble(nn.Module):
+    """Several critics Q(s, a) of continuous actions with the same shape.
 
-    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, hidden: Sequence[int] = ()) -> None:
+    Args:
+        observation_space: the space of the observations that a network sees.
+        action_space: the action space.
+        hidden: the widths of the hidden layers.
+        num: the number of critics.
+        flatten_small_images: whether images too small for the convolutions are flattened.
+    """
+
+    def __init__(
+        self, observation_space: spaces.Space, action_space: spaces.Space, hidden: Sequence[int], num: int = 2,
+        *, flatten_small_images: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
-        width = hidden[-1] if hidden else 128
-        self.encoder = Encoder(observation_space)
-        self.cell = nn.LSTMCell(self.encoder.size, width)
-        self.head = ActionHead(width, action_space)
+        self.encoder = Encoder(observation_space, flatten_small_images=flatten_small_images)
+        self.members = Ensemble(num, [self.encoder.size + math.prod(action_space.shape or ()), *hidden])
 
-    def initial_state(self, num: int) -> State:
-        """Return the state at the start of `num` episodes: zeros."""
-        return {name: torch.zeros(num, self.cell.hidden_size) for name in ("hidden", "cell")}
-
-    def forward(self, obs: Any, state: State) -> tuple[Tensor, State]:
-        hidden, cell = self.cell(self.encoder(obs), (state["hidden"], state["cell"]))
-        return self.head(hidden), {"hidden": hidden, "cell": cell}
+    def forward(self, obs: Any, action: Tensor) -> Tensor:
+        """Return Q(s, a) of every critic, [E, N]."""
+        return self.members([self.encoder(obs), action if action.ndim == 2 else action.flatten(1)])
 
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
-NETWORKS: dict[str, Any] = {"mlp": mlp, "lstm": LSTM}
-
-
-def network_for(
-    observation_space: spaces.Space, action_space: spaces.Space, network: Any, hidden: Sequence[int]
-) -> nn.Module:
-    """Make a network: one of `NETWORKS`, or by a user's `function(observation_space, action_space)`."""
-    if isinstance(network, str):
-        return NETWORKS[check_choice("network", network, NETWORKS)](observation_space, action_space, tuple(hidden))
-    return _check_module(network(observation_space, action_space), network)
-
-
-def custom_actor_critic(
-    observation_space: spaces.Space, action_space: spaces.Space, network: Any, critic: nn.Module
-) -> tuple[nn.Module, nn.Module]:
-    """Make an actor and a critic by a user's function. If it returns an actor alone, keep this critic."""
-    result = network(observation_space, action_space)
-    actor, critic = result if isinstance(result, tuple) and len(result) == 2 else (result, critic)
-    if type(critic) is nn.Linear:
-        critic = nn.Sequential(critic)  # a bare linear layer would be taken for a second head
-    return _check_module(actor, network), _check_module(critic, network)
-
-
-def _check_module(result: Any, network: Any) -> nn.Module:
-    if not isinstance(result, nn.Module):
-        raise ConfigError(f"the network function {network!r} returned {result!r}, which is not a torch.nn.Module")
-    return result
-
-
-def import_network(network: Any) -> Any:
-    """Import a network function given as `module:function`; return anything else unchanged."""
-    if not isinstance(network, str) or ":" not in network:
-        return network
-    module, _, name = network.partition(":")
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # the working directory, as `python -m` has it
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"network {network!r} cannot be imported: {error}. Use module:function.") from error

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from raceway.agents.distributions import Categorical, Distribution, EpsilonGreedy, Gaussian
+from raceway.agents.distributions import Categorical, Distribution, Gaussian, SquashedGaussian
 from raceway.agents.networks import ActionHead, Encoder
+from raceway.autograd.fast_paths import fast_paths_enabled
 from raceway.autograd.layers import Layers
 
 Array = np.ndarray
@@ -36,7 +37,12 @@ class NumpyActor:
     the product is in place for the next layer: half the calls, and nothing is allocated.
     """
 
-    def __init__(self, network: Any, distribution: Categorical | Gaussian, random: np.random.Generator | None) -> None:
+    def __init__(
+        self,
+        network: Any,
+        distribution: Categorical | Gaussian | SquashedGaussian,
+        random: np.random.Generator | None,
+    ) -> None:
         encoder, *rest = network
         self.width: int = encoder.size
         self.layers = [
@@ -48,12 +54,13 @@ class NumpyActor:
         """The number of network outputs for one observation, without deviations."""
         self.distribution, self.random = distribution, random
         self.discrete = isinstance(distribution, Categorical)
-        self.greedy = isinstance(distribution, EpsilonGreedy)
         self.normaliser = encoder.normaliser
         if self.normaliser is not None:
             self._mean = encoder.normaliser.mean.numpy()[:, None].copy()
             self._scale = (1 / encoder.normaliser.deviation.numpy())[:, None]
-        self.deviations = None if self.discrete else np.exp(rest[-1].log_std.detach().numpy())
+        self.squashed = isinstance(distribution, SquashedGaussian)
+        fixed = not (self.discrete or self.squashed)  # deviations that are the same for all observations
+        self.deviations = np.exp(rest[-1].log_std.detach().numpy()) if fixed else None
         self.last_outputs = np.empty(0)
         """The network outputs for the last sampled actions, [B, size]. The next call overwrites them."""
         self._noise = np.empty(0)
@@ -64,12 +71,17 @@ class NumpyActor:
         """Return the network outputs for observations, [B, size]: logits, or means without deviations."""
         return self._forward(obs).T.copy()
 
+    def last_outputs_for(self, obs: Any) -> Array:
+        """Return the network outputs as `outputs` does, in memory that the next call overwrites."""
+        self.last_outputs = self._forward(obs).T
+        return self.last_outputs
+
     def __call__(self, obs: Any, state: Any) -> tuple[Array, Any]:
         """Return an action for every observation, [B, ...]."""
         if self.random is None:
             return self.distribution.mode(self.outputs(obs)), state
         self.last_outputs = outputs = self._forward(obs).T
-        if self.greedy:
+        if self.squashed:
             return self.distribution.sample(outputs, self.random), state
         x = self._next_noise(len(obs))  # used only once, so the sum can be in place
         x += outputs
@@ -121,11 +133,13 @@ class NumpyActor:
 def make_numpy_actor(
     network: nn.Module, distribution: Distribution, random: np.random.Generator | None
 ) -> NumpyActor | None:
-    """Return an actor in numpy, or None if the network or its distribution is not supported.
+    """Return an actor in numpy, or None if the network or its distribution is not supported, or is on another device.
 
     >>> make_numpy_actor(nn.Sequential(nn.Linear(2, 3), nn.Softplus()), Categorical(3), None)
     """
-    if type(distribution) not in (Categorical, EpsilonGreedy, Gaussian) or not _is_plain(network):
+    if not fast_paths_enabled() or any(tensor.device.type != "cpu" for tensor in network.parameters()):
+        return None
+    if type(distribution) not in (Categorical, Gaussian, SquashedGaussian) or not _is_plain(network):
         return None
     if type(distribution) is Gaussian and type(list(network.children())[-1]) is not ActionHead:
         return None
@@ -138,7 +152,7 @@ def _is_plain(network: nn.Module) -> bool:
         return False
     encoder: Any
     encoder, *rest = network
-    if type(encoder) is not Encoder or encoder.kind != "flat":
+    if type(encoder) is not Encoder or encoder.kind != "flat" or encoder.scale != 1.0:
         return False
     before: Any = None
     for layer in rest:

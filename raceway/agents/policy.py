@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,57 +11,81 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from raceway.agents.distributions import EpsilonGreedy, Gaussian, distribution_for
-from raceway.agents.networks import Encoder, Normaliser, State, actor_critic, custom_actor_critic, network_for
+from raceway.agents.distributions import Distribution, Gaussian, SquashedGaussian, distribution_for
+from raceway.agents.exploration import Explorer, Sample
+from raceway.agents.feature_actor import make_feature_actor
+from raceway.agents.network_checks import NUM_ROWS, example_rows, try_network
+from raceway.agents.network_choice import network_for
+from raceway.agents.networks import Encoder, State
 from raceway.agents.numpy_inference import make_numpy_actor
-from raceway.autograd.layers import Layers, run_layers
-from raceway.checks import check_choice
-from raceway.errors import INTERRUPTS, ConfigError
-from raceway.rl import Batch, empty, network_obs_space, tree_map
+from raceway.agents.recurrent import RecurrentNetwork, run_segments
+from raceway.agents.weights import WeightsModule
+from raceway.autograd.layers import Layers
+from raceway.errors import ConfigError
+from raceway.rl import Batch, has_segments, network_obs_space, tree_map
 from raceway.rl.seeding import seeded_globally
 
 Array = np.ndarray
-Weights = dict[str, Array]
-"""The parameters and buffers of a network by name, as arrays."""
+ActingFunction = Callable[[Any, State], tuple[Array, State]]
+"""Takes observations and the recurrent state, and returns actions and the next state."""
 
 
-class Policy(nn.Module):
-    """A network that acts, optionally with a critic. It is what an algorithm trains."""
+class Policy(WeightsModule):
+    """A network that acts, and the distribution of its actions: the acting part of an agent.
+
+    Args:
+        observation_space: the observation space, with the action mask if there is one.
+        action_space: the action space.
+        network: from observations to the parameters of the distribution.
+        distribution: the distribution of actions; by default the usual one for the action space.
+    """
 
     def __init__(
         self,
         observation_space: spaces.Space,
         action_space: spaces.Space,
         network: nn.Module,
-        critic: nn.Module | None = None,
+        distribution: Distribution | None = None,
     ) -> None:
         super().__init__()
         self.network_space, self.has_mask = network_obs_space(observation_space)
         self.unwraps_obs = self.has_mask and set(observation_space.keys()) == {"observation", "action_mask"}  # type: ignore[attr-defined]
-        self.distribution = distribution_for(action_space)
-        self.network, self.critic = network, critic
-        self.rewards = Normaliser(1) if critic is not None else None
-        """Statistics of discounted returns, by which rewards may be scaled."""
+        self.distribution = distribution or distribution_for(action_space)
+        self.network = network
         self.recurrent = hasattr(network, "initial_state")
         self.log_std: nn.Parameter | None = None
-        self._check_output()
+        self.unused_settings: Mapping[str, str] = {}
+        """Settings that have no effect with this network, and why."""
+        self._check_network(action_space)
 
-    def _check_output(self) -> None:
-        """Try the network on one observation, so that a wrong number of outputs is an error at once."""
-        with torch.no_grad():
-            example = tree_map(torch.from_numpy, empty(self.network_space, (1,)))
-            try:
-                output = self._run_network(example, self.initial_state(1))[0]
-            except INTERRUPTS:
-                raise
-            except Exception as error:
-                raise ConfigError(f"the network failed on an observation of {self.network_space}: {error}") from error
-        size = self.distribution.size
-        shape = tuple(output.shape) if isinstance(output, Tensor) else f"a {type(output).__name__}"
-        if isinstance(self.distribution, Gaussian) and shape == (1, self.distribution.num):
-            self.log_std = nn.Parameter(torch.zeros(self.distribution.num))
-        elif shape != (1, size):
-            raise ConfigError(f"the network returned {shape} for one observation; the actions need (1, {size})")
+    def _check_network(self, action_space: spaces.Space) -> None:
+        """Try the network on some observations, so that a wrong number of outputs is an error at once."""
+        built_in = isinstance(self.network, (Layers, RecurrentNetwork))
+        rows = example_rows(self.network_space)
+        shape = try_network("actor", self.network, self._outputs_of_rows, rows, built_in=built_in)
+        distribution = self.distribution
+        only_means = isinstance(distribution, (Gaussian, SquashedGaussian)) and shape == (NUM_ROWS, distribution.num)
+        if only_means:
+            self.log_std = nn.Parameter(torch.zeros(distribution.num))  # type: ignore[attr-defined]
+        elif shape != (NUM_ROWS, distribution.size):
+            raise ConfigError(
+                f"the network of the part 'actor' returned {shape} for {NUM_ROWS} observations; actions of "
+                f"{action_space} need {(NUM_ROWS, distribution.size)}"
+            )
+
+    def _outputs_of_rows(self, rows: Any) -> Any:
+        if not self.recurrent:
+            return self.run_rows(self.network, rows)
+        num = _leading_shape(self.network_space, rows)[0]
+        state = self.initial_state(num)
+        outputs, after = self.network(rows, state)
+        shapes, shapes_after = ({key: tuple(part.shape) for key, part in each.items()} for each in (state, after))
+        if shapes != shapes_after or any(shape[:1] != (num,) for shape in shapes.values()):
+            raise ConfigError(
+                f"the network of the part 'actor' has initial_state({num}) of shapes {shapes}, and returned a state of "
+                f"{shapes_after} for {num} observations; both need a first dimension of {num}, and be alike"
+            )
+        return outputs
 
     def initial_state(self, num: int) -> State:
         """Return the recurrent state at the start of `num` episodes; empty for a feed-forward network."""
@@ -69,120 +93,139 @@ class Policy(nn.Module):
 
     def forward(self, obs: Any, state: State) -> tuple[Tensor, State]:
         """Return the parameters of the distribution, and the next recurrent state."""
-        params, state = self._run_network(self._network_obs(obs), state)
-        return self._apply_mask(params, obs), state
+        params, state = self._run_network(self.network_obs(obs), state)
+        return self.apply_mask(params, obs), state
 
-    def _network_obs(self, obs: Any) -> Any:
+    def network_obs(self, obs: Any) -> Any:
         """Return the part of observations that the network sees: all but the mask."""
         if not self.has_mask:
             return obs
         rest = {key: part for key, part in obs.items() if key != "action_mask"}
         return next(iter(rest.values())) if self.unwraps_obs else rest
 
-    def _apply_mask(self, params: Tensor, obs: Any) -> Tensor:
+    def apply_mask(self, params: Tensor, obs: Any) -> Tensor:
+        """Return the parameters of the distribution with masked actions made impossible."""
         return self.distribution.apply_mask(params, obs["action_mask"]) if self.has_mask else params
 
-    def evaluate(self, obs: Any) -> tuple[Tensor, Tensor]:
-        """Return the parameters of the distribution, [N, size], and the values V(s), [N]."""
-        assert self.critic is not None
-        network_obs = self._network_obs(obs)
-        network, critic = self.network, self.critic
-        actor_layers: list[nn.Module]
-        critic_layers: list[nn.Module]
-        if isinstance(network, Layers) and isinstance(critic, nn.Linear):  # a second head
-            shared, actor_layers, critic_layers = network.features(network_obs), list(network)[-1:], [critic]
-        elif isinstance(network, Layers) and isinstance(critic, Layers) and critic[0] is network[0]:
-            shared, actor_layers, critic_layers = network[0](network_obs), list(network)[1:], list(critic)[1:]
-        else:
-            return self(obs, {})[0], critic(network_obs).squeeze(-1)
-        params = self._apply_mask(run_layers(actor_layers, shared), obs)
-        return params, run_layers(critic_layers, shared).squeeze(-1)
-
-    def values(self, obs: Any) -> Tensor:
-        """Return V(s), [N]."""
-        assert self.critic is not None
-        network_obs = self._network_obs(obs)
-        if isinstance(self.critic, nn.Linear) and isinstance(self.network, Layers):
-            return run_layers([self.critic], self.network.features(network_obs)).squeeze(-1)
-        return self.critic(network_obs).squeeze(-1)
-
-    def set_epsilon(self, epsilon: Any) -> None:
-        """Set the exploration rate ε, one for all slots or one for each. It is part of the weights."""
-        self.epsilon.copy_(torch.as_tensor(epsilon))  # type: ignore[operator]
-
-    def observe(self, rows: Batch) -> None:
-        """Update the normalisers, if there are any, with a batch of tensors."""
+    def observe(self, obs: Any) -> None:
+        """Update the normaliser of observations, if there is one, with a batch of tensors."""
         encoder = next(iter(self.network.children()), None)
-        if isinstance(encoder, Encoder) and encoder.normaliser is not None:
-            encoder.normaliser.observe(encoder.flat(self._network_obs(rows["obs"])).reshape(-1, encoder.size))
-        if self.rewards is not None and "running_return" in rows:
-            self.rewards.observe(rows["running_return"].reshape(-1, 1))
+        if isinstance(encoder, Encoder):
+            encoder.observe(self.network_obs(obs))
+
+    def run_rows(self, network: nn.Module, obs: Any) -> Tensor:
+        """Return the outputs of a feed-forward network, [..., size]. One of a user is always called with [N, ...]."""
+        if isinstance(network, Layers):
+            return network(obs)
+        leading = _leading_shape(self.network_space, obs)
+        if len(leading) == 1:
+            return network(obs)
+        rows = network(tree_map(lambda part: part.flatten(0, len(leading) - 1), obs))
+        return rows.reshape(*leading, *rows.shape[1:])
 
     def _run_network(self, obs: Any, state: State) -> tuple[Tensor, State]:
-        params, state = self.network(obs, state) if self.recurrent else (self.network(obs), state)
-        if self.log_std is not None:
-            params = torch.cat([params, self.log_std.expand_as(params)], -1)
-        return params, state
+        params, state = self.network(obs, state) if self.recurrent else (self.run_rows(self.network, obs), state)
+        return self._with_log_std(params), state
+
+    def _with_log_std(self, params: Tensor) -> Tensor:
+        return params if self.log_std is None else torch.cat([params, self.log_std.expand_as(params)], -1)
+
+    def outputs(self, obs: Any, state: State) -> tuple[Array, State]:
+        """Return the parameters of the distribution for observations, [B, size], and the next recurrent state."""
+        with torch.inference_mode():
+            params, state = self(tree_map(torch.from_numpy, obs), state)
+        return params.detach().numpy(), state  # detached: a view of a parameter requires a gradient even here
 
     def act(self, obs: Any, state: State, random: np.random.Generator | None) -> tuple[Array, State]:
         """Return an action for every observation, [B, ...]: sampled, or without a generator the most likely one."""
-        with torch.inference_mode():
-            params, state = self(tree_map(torch.from_numpy, obs), state)
-        arrays = params.detach().numpy()  # detached: a view of a parameter requires a gradient even in inference mode
-        return self.distribution.mode(arrays) if random is None else self.distribution.sample(arrays, random), state
+        params, state = self.outputs(obs, state)
+        return self.distribution.mode(params) if random is None else self.distribution.sample(params, random), state
 
-    def actor(self, random: np.random.Generator | None) -> Callable[[Any, State], tuple[Array, State]]:
-        """Return `(obs, state) -> (action, state)` with the current weights: faster than `act` over many steps."""
+    def acting(
+        self, random: np.random.Generator | None, explorer: Explorer | None = None, first_step: int = 0
+    ) -> ActingFunction:
+        """Return `(obs, state) -> (action, state)` with the current weights: faster than `act` over many steps.
+
+        Args:
+            random: the generator of exploration; None takes the most likely actions.
+            explorer: how actions are chosen; by default they are sampled.
+            first_step: the number of steps that the environments have taken, for explorers that depend on it.
+        """
         plain = not (self.has_mask or self.recurrent) and self.log_std is None
-        actor = make_numpy_actor(self.network, self.distribution, random) if plain else None
-        return actor or (lambda obs, state: self.act(obs, state, random))
+        if random is None or explorer is None or type(explorer) is Sample:
+            actor: ActingFunction | None
+            actor = make_numpy_actor(self.network, self.distribution, random) if plain else None
+            actor = actor or make_feature_actor(self, random)
+            return actor or (lambda obs, state: self.act(obs, state, random))
+        complete = not isinstance(self.distribution, Gaussian)  # the outputs in numpy are without deviations
+        fast = make_numpy_actor(self.network, self.distribution, None) if plain and complete else None
+        return ExploringActor(self, explorer, random, first_step, None if fast is None else fast.last_outputs_for)
 
     def log_prob(self, batch: Batch) -> Tensor:
         """Return log π(a|s) of every step of concatenated whole episodes, [N]."""
         return self.distribution.log_prob(self.params(batch), as_tensor(batch["action"]))
 
     def params(self, batch: Batch) -> Tensor:
-        """Return the parameters of the distribution for every step, [N, size], with recurrence within each episode."""
+        """Return the parameters of the distribution for every row of a batch, [N, size].
+
+        A recurrent network runs over each of the batch's segments (see `rl.segments`), or of its whole episodes.
+        """
         obs = tree_map(as_tensor, batch["obs"])
         if not self.recurrent:
             return self(obs, {})[0]
-        lengths = as_tensor(batch["length"])
-        episode = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-        step = torch.arange(len(episode)) - torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths)
-        longest, num = int(lengths.max()), len(lengths)
-        # Padding must be a valid observation, which zeros are not in every space.
-        padded = tree_map(lambda x: x[0].expand(longest, num, *x.shape[1:]).index_put((step, episode), x), obs)
-        state, rows = self.initial_state(num), []
-        for t in range(longest):
-            params, state = self(tree_map(lambda x, t=t: x[t], padded), state)
-            rows.append(params)
-        return torch.stack(rows)[step, episode]
+        return self.params_of_features(self.features(batch), obs)
 
-    def weights(self) -> Weights:
-        """Return the parameters and buffers as arrays, which share the network's memory."""
-        return {name: value.detach().cpu().numpy() for name, value in self._named_tensors()}
+    def features(self, batch: Batch) -> Tensor:
+        """Return what a recurrent network computes for every row of concatenated segments or episodes, [N, ...]."""
+        in_segments = has_segments(batch)
+        lengths = as_tensor(batch["segment"] if in_segments else batch["length"])
+        state = tree_map(as_tensor, batch["state"]) if in_segments else self.initial_state(len(lengths))
+        return run_segments(self.network, self.network_obs(tree_map(as_tensor, batch["obs"])), lengths, state)
 
-    def _named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors of `state_dict`, in a third of its time."""
-        yield from self.named_parameters()
-        yield from self.named_buffers()
+    def params_of_features(self, features: Tensor, obs: Any) -> Tensor:
+        """Return the parameters of the distribution, from the features that `features` returned."""
+        params = self.network.head(features) if isinstance(self.network, RecurrentNetwork) else features
+        return self.apply_mask(self._with_log_std(params), obs)
 
-    def load(self, weights: Weights) -> None:
-        """Load parameters and buffers."""
-        with torch.no_grad():
-            for name, value in self._named_tensors():
-                if value.device.type == "cpu":
-                    np.copyto(value.detach().numpy(), weights[name])
-                else:
-                    value.copy_(torch.from_numpy(np.array(weights[name])))
 
-    def sha256(self) -> str:
-        """Return a hash of all parameters and buffers, with their names and shapes."""
-        digest = hashlib.sha256()
-        for name, value in sorted(self.weights().items()):
-            digest.update(f"{name} {value.dtype} {value.shape}".encode())
-            digest.update(np.ascontiguousarray(value).tobytes())
-        return digest.hexdigest()
+class ExploringActor:
+    """Acts with a policy as an explorer decides."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        explorer: Explorer,
+        random: np.random.Generator,
+        step: int,
+        outputs: Callable[[Any], Array] | None,
+    ) -> None:
+        self.policy, self.explorer, self.random, self.step = policy, explorer, random, step
+        self._outputs = outputs
+        self.slots: list[int] | None = None
+        """The slots of the next observations, if they are not those of all."""
+
+    def __call__(self, obs: Any, state: State) -> tuple[Array, State]:
+        """Return an action for every observation, [B, ...], and the next recurrent state."""
+        num = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
+        actions = self.explorer.choose_without_outputs(self.step, num, self.random)
+        self.step += 1
+        if actions is None or self.policy.recurrent:  # a recurrent state also follows the random steps
+            if self._outputs is None:
+                outputs, state = self.policy.outputs(obs, state)
+            else:
+                outputs = self._outputs(obs)
+            if actions is None:
+                explorer = self.explorer if self.slots is None else self.explorer.at_slots(self.slots)
+                actions = explorer.choose(self.policy.distribution, outputs, self.random)
+        return actions, state
+
+
+def _leading_shape(space: spaces.Space, obs: Any) -> tuple[int, ...]:
+    """Return the shape of a batch of observations without that of a single one."""
+    while isinstance(space, (spaces.Dict, spaces.Tuple)):
+        key, space = next(iter(space.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)))
+        obs = obs[str(key)]
+    return tuple(obs.shape[: obs.ndim - len(space.shape or ())])
 
 
 def as_tensor(array: Array | Tensor) -> Tensor:
@@ -192,58 +235,31 @@ def as_tensor(array: Array | Tensor) -> Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
-POLICY_KINDS = ("actor", "actor-critic", "values")
-
-
 def make_policy(
     observation_space: spaces.Space,
     action_space: spaces.Space,
     network: Any = "mlp",
     hidden: Sequence[int] = (128,),
     seed: int | None = None,
-    kind: str = "actor",
-    normalise: bool = False,
-    num_slots: int = 1,
-    activation: str | None = None,
-    shared: bool = False,
 ) -> Policy:
     """Make an untrained policy. The same seed gives the same weights; torch's global generator is not changed.
 
     Args:
         observation_space: the observation space, with the action mask if there is one.
         action_space: the action space.
-        network: `mlp`, `lstm`, or a function of the two spaces that returns a network; for an actor-critic it may
-            return two, the actor and the critic, whose output is [N, 1].
+        network: `mlp`, `lstm`, or a function of the two spaces that returns a network.
         hidden: the widths of the hidden layers.
         seed: the seed of the weights.
-        kind: `actor`; `actor-critic`, with a critic for the value of a state; or `values`, a Q-network that acts
-            ε-greedily.
-        normalise: whether observations are normalised by their running statistics (actor-critic only).
-        num_slots: the number of environments that act at once, each with its own ε (`values` only).
-        activation: `tanh` or `relu`, between layers (actor-critic only). By default `relu` for images, else `tanh`.
-        shared: whether actor and critic are one network with two heads (actor-critic only).
     """
     obs_space, _ = network_obs_space(observation_space)
-    if check_choice("kind of policy", kind, POLICY_KINDS) != "actor" and network == "lstm":
-        raise ConfigError("the lstm network is supported by reinforce only. Use mlp, or your own network.")
+    with seeded_weights(seed):
+        return Policy(observation_space, action_space, network_for(obs_space, action_space, network, hidden))
+
+
+@contextmanager
+def seeded_weights(seed: int | None) -> Iterator[None]:
+    """Seed the initial weights of networks made meanwhile; torch's global generator is restored."""
     with seeded_globally(seed):
         if seed is not None:
             torch.manual_seed(seed)  # a network may create its parameters on a GPU
-        critic: nn.Module | None = None
-        if kind == "actor-critic":
-            module, critic = actor_critic(obs_space, action_space, tuple(hidden), normalise, activation, shared)
-            if network != "mlp":
-                module, critic = custom_actor_critic(obs_space, action_space, network, critic)  # type: ignore[assignment]
-        else:
-            module = network_for(obs_space, action_space, network, hidden)  # type: ignore[assignment]
-        policy = Policy(observation_space, action_space, module, critic)
-    return _make_epsilon_greedy(policy, action_space, num_slots) if kind == "values" else policy
-
-
-def _make_epsilon_greedy(policy: Policy, space: spaces.Space, num_slots: int) -> Policy:
-    """Make a policy act ε-greedily, with the outputs of its network as Q-values."""
-    if not isinstance(space, spaces.Discrete):
-        raise ConfigError(f"a Q-network needs discrete actions (Discrete), not {space}")
-    policy.distribution = EpsilonGreedy(int(space.n), int(space.start), num_slots)
-    policy.register_buffer("epsilon", torch.from_numpy(policy.distribution.epsilon))
-    return policy
+        yield

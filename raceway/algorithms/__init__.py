@@ -1,14 +1,19 @@
 """The algorithms: one file each. `find_algorithm` returns one by its name."""
 
-from raceway.algorithms.config import AlgorithmConfig
+from raceway.algorithms.config import AlgorithmConfig, TrainingConfig
 from raceway.algorithms.context import Context
 from raceway.algorithms.registry import ACTIONS, Algorithm, algorithm, algorithm_names, find_algorithm
+from raceway.algorithms.sources import DatasetSource, RolloutSource, Source
 
 __all__ = [
     "ACTIONS",
     "Algorithm",
     "AlgorithmConfig",
     "Context",
+    "DatasetSource",
+    "RolloutSource",
+    "Source",
+    "TrainingConfig",
     "algorithm",
     "algorithm_names",
     "find_algorithm",

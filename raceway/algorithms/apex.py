@@ -19,60 +19,53 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from functools import partial
-from typing import ClassVar
 
 import torch
-from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
-from raceway.agents import Policy
+from raceway.agents import Agent, EpsilonGreedy, Spaces
+from raceway.agents.builders import q_network
 from raceway.algorithms.context import Context
 from raceway.algorithms.registry import algorithm
 from raceway.algorithms.shared_config import ReplayConfig
-from raceway.checks import check_fraction, check_int
 from raceway.flow import Iter, ParIter, union_async
 from raceway.ops import (
     CountSteps,
+    LossOutput,
     MergeStats,
     ReplaySettings,
     StoreToReplay,
+    Target,
     TrainOneStep,
     TrainStats,
     Transitions,
     UpdatePriorities,
-    UpdateTarget,
-    parallel_replay,
 )
-from raceway.rl import Batch
+from raceway.rl import Batch, Fragment
+from raceway.settings.field_types import Fraction, PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(ReplayConfig):
     """Settings of Ape-X."""
 
-    setting_checks: ClassVar = {
-        **dict.fromkeys(("n_step", "replay_shards"), check_int),
-        **dict.fromkeys(("alpha", "beta", "epsilon"), check_fraction),
-    }
-
-    num_envs: int = 32
+    num_envs: PositiveInt = 32
     """Number of parallel environments, over all shards."""
-    fragment_steps: int = 50
+    fragment_steps: PositiveInt = 50
     """Steps per environment in one rollout fragment."""
-    batch_size: int = 512
+    batch_size: PositiveInt = 512
     """Transitions per gradient step."""
-    n_step: int = 3
+    n_step: PositiveInt = 3
     """Steps n of the n-step return."""
-    replay_shards: int = 2
+    replay_shards: PositiveInt = 2
     """Number of actors that the replay buffer is sharded over."""
-    alpha: float = 0.6
+    alpha: Fraction = 0.6
     """Prioritisation exponent α."""
-    beta: float = 0.4
+    beta: Fraction = 0.4
     """Importance-sampling exponent β."""
-    epsilon: float = 0.4
-    """Base ε of the ε-greedy policies: environments of a shard use εⁱ, with i from 1 to 8."""
-    weights_every: int = 1
+    epsilon: Fraction = 0.4
+    """Base ε of the ε-greedy policies: the environments use εⁱ, with i from 1 to 8."""
+    weights_every: PositiveInt = 1
     """Fragments that a worker collects before it gets new weights."""
 
     @property
@@ -83,26 +76,30 @@ class Config(ReplayConfig):
         return dataclasses.replace(super().replay, **settings, min_size=min_size)  # type: ignore[arg-type]
 
 
-def loss(policy: Policy, batch: Batch, target: Policy) -> tuple[Tensor, dict[str, Tensor]]:
+def explorer(spaces: Spaces, cfg: Config) -> EpsilonGreedy:
+    """Return an ε-greedy explorer with another ε for each environment, over all shards."""
+    return EpsilonGreedy((cfg.epsilon ** torch.linspace(1, 8, cfg.num_envs)).numpy())
+
+
+def loss(agent: Agent, batch: Batch) -> LossOutput:
     """Return the mean of w Huber(Q(s, a) - (Σ γᵏ rₖ + γⁿ Q'(s', argmax Q(s', ·)))); the batch is [N].
 
     Double Q-learning over n steps: the Q-network chooses the next action, the target network Q' evaluates it. w is the
     importance-sampling weight of the transition.
     """
     with torch.no_grad():
-        next_action = policy(batch["next_obs"], {})[0].argmax(-1, keepdim=True)
-        next_q = target(batch["next_obs"], {})[0].gather(-1, next_action).squeeze(-1)
+        next_action = agent.actor(batch["next_obs"], {})[0].argmax(-1, keepdim=True)
+        next_q = agent.target.actor(batch["next_obs"], {})[0].gather(-1, next_action).squeeze(-1)
         td_target = batch["reward"] + batch["discount"] * next_q
-    q_values = policy(batch["obs"], {})[0].gather(-1, batch["action"][:, None]).squeeze(-1)
+    q_values = agent.actor(batch["obs"], {})[0].gather(-1, batch["action"][:, None]).squeeze(-1)
     losses = smooth_l1_loss(q_values, td_target, reduction="none") * batch["weight"]
-    return losses.mean(), {"q_values": q_values.mean(), "td_error": q_values - td_target}
+    return LossOutput(losses.mean(), {"q_values": q_values.mean()}, priorities=(q_values - td_target).abs())
 
 
-@algorithm("apex", Config, actions=("discrete",))
-def apex(rollouts: ParIter[Batch], cfg: Config, ctx: Context) -> Iter[TrainStats]:
+@algorithm("apex", Config, agent=q_network, explorer=explorer, actions=("discrete",))
+def apex(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[TrainStats]:
     """Return the plan."""
     shards = ctx.replay(cfg.replay)
-    ctx.learner.policy.set_epsilon(cfg.epsilon ** torch.linspace(1, 8, cfg.num_envs // (cfg.num_shards or 1)))
     store = (
         rollouts.for_each(Transitions(cfg.gamma, cfg.n_step))
         .gather_async()
@@ -111,9 +108,11 @@ def apex(rollouts: ParIter[Batch], cfg: Config, ctx: Context) -> Iter[TrainStats
         .for_each(CountSteps(ctx.learner))
     )
     replay = (
-        parallel_replay(shards)
-        .for_each(TrainOneStep(ctx.learner, partial(loss, target=ctx.learner.target)))
+        ctx.samples(shards)
+        .for_each(
+            TrainOneStep(ctx.learner, loss, targets=Target(every=cfg.target_every)),
+            **ctx.place(cfg.learner_on, cfg.learner_queue),
+        )
         .for_each(UpdatePriorities())
-        .for_each(UpdateTarget(ctx.learner, cfg.target_every))
     )
     return union_async(store=store, replay=replay, limits=cfg.limits).combine(MergeStats())

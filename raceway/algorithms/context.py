@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from raceway.engine.base import Actor, Engine
-from raceway.ops import Learner, ReplaySettings, ReplayShard, UpdateWeights
+from raceway.flow import Iter
+from raceway.learner.exploration import Exploration
+from raceway.ops import AddProgress, Learner, ReplaySettings, ReplayShard, UpdateWeights, parallel_replay
+from raceway.rl import Batch
 
 
 class LearnerHost:
@@ -20,7 +23,10 @@ class Context:
 
     learner: Learner
     workers: Sequence[Actor]
+    """The workers that act, which are sent weights; none if the plan learns from a dataset."""
     engine: Engine
+    exploration: Exploration
+    """Knobs of exploration, which workers get beside the weights."""
     policy: str | None = None
     """Name of the policy that the plan trains, if workers have several."""
     failure_policy: Mapping[str, Any] = field(default_factory=dict)
@@ -29,15 +35,21 @@ class Context:
     def place(self, on: str, queue: int) -> dict[str, Any]:
         """Return the arguments of `for_each` that run training on the `driver`, a `thread` or a new `actor`."""
         if on == "actor":
-            return {"on": self.engine.spawn(LearnerHost, name="learner"), "queue": queue}
+            name = "learner" if self.policy is None else f"{self.policy}-learner"
+            return {"on": self.engine.spawn(LearnerHost, name=name), "queue": queue}
         return {"on": on, "queue": queue}
 
     def weights(self, to: str = "all", every: int = 1) -> UpdateWeights:
         """Return the operator that sends weights to the workers; see `UpdateWeights`."""
-        return UpdateWeights(self.learner, self.workers, to, every, self.policy)
+        return UpdateWeights(self.learner, self.workers, to, every, self.policy, self.exploration)
 
-    def replay(self, settings: ReplaySettings) -> list[Actor]:
-        """Start the replay actors, one per shard."""
+    def samples(self, shards: Sequence[Actor], *, synchronous: bool = False) -> Iter[Batch]:
+        """Return the stream of samples from replay (see `parallel_replay`), with the progress of the run in each."""
+        return parallel_replay(shards, synchronous=synchronous).for_each(AddProgress(self.learner))
+
+    def replay(self, settings: ReplaySettings, row_steps: int = 1) -> list[Actor]:
+        """Start the replay actors, one per shard. The settings count steps, of which a row has `row_steps`."""
+        settings = settings.with_rows_of(row_steps)
         name = "replay" if self.policy is None else f"{self.policy}-replay"
         indices = range(settings.num_shards)
         return [self.engine.spawn(ReplayShard, (settings, index), name=f"{name}-{index}") for index in indices]

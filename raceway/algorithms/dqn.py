@@ -2,7 +2,7 @@
 
 Paper: Mnih et al. 2015, https://doi.org/10.1038/nature14236
 
-    store:    rollouts -> transitions        on every worker
+    store:    rollouts -> transitions        on every worker; or sequences
                  -> replay
     replay:   sampled batches
                  -> one Adam step            on the learner
@@ -11,24 +11,23 @@ Paper: Mnih et al. 2015, https://doi.org/10.1038/nature14236
     in turn, with a fixed number of environment steps per gradient step
 
 Differs from the paper: Adam instead of RMSProp, the Huber loss instead of clipped TD errors (the same gradient),
-parallel environments, and optionally n-step returns.
+parallel environments, and optionally n-step returns. A recurrent network is trained on sequences with a stored state
+and burn-in, as in R2D2 (Kapturowski et al. 2019, https://openreview.net/forum?id=r1lyTjAqYX).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
-from raceway.agents import Policy
+from raceway.agents import EpsilonGreedy, QAgent, Spaces
+from raceway.agents.builders import q_network
 from raceway.algorithms.context import Context
 from raceway.algorithms.registry import algorithm
 from raceway.algorithms.shared_config import ReplayConfig
-from raceway.checks import check_fraction, check_int
 from raceway.flow import Iter, ParIter, union
 from raceway.ops import (
     ConcatBatches,
@@ -36,63 +35,71 @@ from raceway.ops import (
     Explore,
     MergeStats,
     StoreToReplay,
+    Target,
     TrainOneStep,
     TrainStats,
-    Transitions,
-    UpdateTarget,
-    parallel_replay,
+    replay_rows,
 )
-from raceway.rl import Batch, LinearSchedule
+from raceway.rl import Batch, Fragment, LinearSchedule, masked_mean
+from raceway.settings.field_types import Count, Fraction, PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(ReplayConfig):
     """Settings of DQN."""
 
-    setting_checks: ClassVar = {"n_step": check_int, "epsilon": check_fraction}
-
-    num_envs: int = 4
+    num_envs: PositiveInt = 4
     """Number of parallel environments, over all shards."""
-    fragment_steps: int = 1
+    fragment_steps: PositiveInt = 1
     """Steps per environment in one rollout fragment."""
-    n_step: int = 1
+    n_step: PositiveInt = 1
     """Steps n of the n-step return."""
-    epsilon: float = 0.05
+    epsilon: Fraction = 0.05
     """Final ε of the ε-greedy policy."""
-    epsilon_steps: int = 100_000
+    epsilon_steps: PositiveInt = 100_000
     """Environment steps over which ε decays linearly from 1."""
+    sequence_steps: PositiveInt = 24
+    """Steps of a sequence in replay, for recurrent networks."""
+    burn_in: Count = 8
+    """Steps at the start of a sequence that only update the recurrent state, and overlap with the sequence before."""
 
-    @property
-    def updates_per_round(self) -> int:
-        """Gradient steps per round of rollout fragments."""
-        return max(1, round(self.num_envs * self.fragment_steps / self.steps_per_update))
+
+def explorer(spaces: Spaces, cfg: Config) -> EpsilonGreedy:
+    """Return an ε-greedy explorer, whose ε decays from 1."""
+    return EpsilonGreedy(1.0)
 
 
-def loss(policy: Policy, batch: Batch, target: Policy) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the mean of Huber(Q(s, a) - (r + γ max Q'(s', ·))), where Q' is the target network; the batch is [N]."""
+def loss(agent: QAgent, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the mean of Huber(Q(s, a) - (r + γ max Q'(s', ·))), where Q' is the target network.
+
+    The batch is [N] or, for a recurrent network, sequences, [N, L], of which the mean leaves out burn-in and padding.
+    """
     with torch.no_grad():
-        next_q = target(batch["next_obs"], {})[0].amax(-1)
+        next_q = agent.target.next_q_values(batch).amax(-1)
         td_target = batch["reward"] + batch["discount"] * next_q
-    q_values = policy(batch["obs"], {})[0].gather(-1, batch["action"][:, None]).squeeze(-1)
-    return smooth_l1_loss(q_values, td_target), {"q_values": q_values.mean()}
+    q_values = agent.q_values(batch).gather(-1, batch["action"][..., None]).squeeze(-1)
+    losses = smooth_l1_loss(q_values, td_target, reduction="none")
+    return masked_mean(losses, batch), {"q_values": masked_mean(q_values, batch)}
 
 
-@algorithm("dqn", Config, actions=("discrete",))
-def dqn(rollouts: ParIter[Batch], cfg: Config, ctx: Context) -> Iter[TrainStats]:
+@algorithm("dqn", Config, agent=q_network, explorer=explorer, actions=("discrete",), recurrent=True)
+def dqn(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[TrainStats]:
     """Return the plan."""
-    shards = ctx.replay(cfg.replay)
+    lengths = {"sequence_steps": cfg.sequence_steps, "burn_in": cfg.burn_in, "fragment_steps": cfg.fragment_steps}
+    rows = replay_rows(ctx.learner.agent, cfg.gamma, cfg.n_step, **lengths)
+    shards = ctx.replay(cfg.replay, rows.row_steps)
     store = (
-        rollouts.for_each(Transitions(cfg.gamma, cfg.n_step))
+        rollouts.for_each(rows)
         .gather_sync()
         .combine(ConcatBatches())
-        .for_each(Explore(ctx.learner, LinearSchedule(1.0, cfg.epsilon, cfg.epsilon_steps)))
+        .for_each(Explore(ctx.exploration, epsilon=LinearSchedule(1.0, cfg.epsilon, cfg.epsilon_steps)))
         .for_each(StoreToReplay(shards))
         .for_each(CountSteps(ctx.learner))
     )
+    train = TrainOneStep(ctx.learner, loss, targets=Target(every=cfg.target_every))
     replay = (
-        parallel_replay(shards, synchronous=True)
-        .for_each(TrainOneStep(ctx.learner, partial(loss, target=ctx.learner.target)))
-        .for_each(UpdateTarget(ctx.learner, cfg.target_every))
+        ctx.samples(shards, synchronous=True)
+        .for_each(train, **ctx.place(cfg.learner_on, cfg.learner_queue))
         .for_each(ctx.weights(every=cfg.updates_per_round))
     )
     return union(store=store, replay=replay, limits=cfg.limits).combine(MergeStats())

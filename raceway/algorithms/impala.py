@@ -14,73 +14,69 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from raceway.agents import Policy
+from raceway.agents import ActorCritic
+from raceway.agents.builders import actor_critic
 from raceway.algorithms.context import Context
 from raceway.algorithms.registry import algorithm
 from raceway.algorithms.shared_config import ActorCriticConfig
-from raceway.checks import check_fraction, check_int, check_positive
 from raceway.flow import Iter, ParIter
 from raceway.ops import AddLogProbs, ConcatFragments, Fresh, TrainOneStep, TrainStats
-from raceway.rl import Batch, v_trace
+from raceway.rl import Batch, Fragment, v_trace
+from raceway.settings.field_types import Called, Fraction, PositiveFloat, PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(ActorCriticConfig):
     """Settings of IMPALA."""
 
-    setting_checks: ClassVar = {
-        **dict.fromkeys(("num_fragments", "num_async", "learner_queue", "max_lag"), check_int),
-        "lam": check_fraction,
-        "max_rho": check_positive,
-    }
-
-    num_envs: int = 32
+    num_envs: PositiveInt = 32
     """Number of parallel environments, over all shards."""
-    fragment_steps: int = 20
+    fragment_steps: PositiveInt = 20
     """Steps per environment in one rollout fragment."""
-    num_fragments: int = 1
-    """Fragments per gradient step, each from one shard."""
-    num_async: int = 1
+    batch_steps: PositiveInt = 640
+    """Minimum environment steps per gradient step; fragments are collected until it is reached."""
+    num_async: PositiveInt = 1
     """Maximum number of outstanding fragments per shard."""
-    learner_on: str = "driver"
+    learner_on: Annotated[Literal["driver", "thread", "actor"], Called("place of the learner")] = "driver"
     """Where the learner runs: driver, thread (a separate thread), or actor (a separate actor)."""
-    learner_queue: int = 2
+    learner_queue: PositiveInt = 2
     """Queue size, in batches, of a learner on a thread or an actor."""
-    max_lag: int = 100
+    max_lag: PositiveInt = 100
     """Maximum policy lag of a fragment, in gradient steps; older fragments are discarded."""
-    lr: float = 6e-4
+    lr: PositiveFloat = 6e-4
     """Learning rate."""
-    max_grad_norm: float | None = 40.0
+    max_grad_norm: PositiveFloat | None = 40.0
     """Maximum norm for gradient clipping. If not set, gradients are not clipped."""
-    lam: float = 1.0
+    lam: Fraction = 1.0
     """Trace parameter λ of V-trace."""
-    max_rho: float = 1.0
+    max_rho: PositiveFloat = 1.0
     """Clipping threshold ρ̄ of the importance weights in V-trace."""
     entropy_coef: float = 0.01
     """Coefficient of the entropy bonus."""
 
 
-def loss(policy: Policy, batch: Batch, cfg: Config) -> tuple[Tensor, dict[str, Tensor]]:
+def loss(agent: ActorCritic, batch: Batch, cfg: Config) -> tuple[Tensor, dict[str, Tensor]]:
     """Return -log π(a|s) A + c₁ (V(s) - v)² - c₂ H(π(·|s)), averaged over the valid steps; the batch is [T, B].
 
     The advantage A and the value target v are V-trace's, which corrects for the lag of the behaviour policy.
     """
-    params, values = policy.evaluate(batch["obs"])
-    log_prob, entropies = policy.distribution.log_prob_and_entropy(params, batch["action"])
+    params, values, next_value = agent.evaluate_fragment(batch)
+    log_prob, entropies = agent.actor.distribution.log_prob_and_entropy(params, batch["action"])
     with torch.no_grad():
-        bootstrap_value = policy.values(batch["last_obs"])
-        tensors = (log_prob - batch["log_prob"], batch["reward"], values, bootstrap_value, batch["ended"])
-        log_ratios, rewards, estimates, last_value, ended = (tensor.cpu().numpy() for tensor in tensors)
+        columns = (batch[name] for name in ("reward", "bootstrap", "ended"))
+        tensors = (log_prob - batch["log_prob"], values, next_value, *columns)
+        log_ratios, estimates, last_value, rewards, bootstrap, ended = (tensor.cpu().numpy() for tensor in tensors)
+        clipping: dict[str, float] = {"lam": cfg.lam, "max_rho": cfg.max_rho}
         v_trace_results = v_trace(
-            log_ratios, rewards, estimates, last_value, ended, cfg.gamma, lam=cfg.lam, max_rho=cfg.max_rho
+            log_ratios, rewards, estimates, last_value, ended, cfg.gamma, bootstrap=bootstrap, **clipping
         )
         value_targets, advantages = (torch.from_numpy(array).to(values.device) for array in v_trace_results)
-    valid = batch["valid"] if "valid" in batch else torch.ones_like(values)
+    valid = batch.get("valid", torch.ones_like(values))
     weights = valid / valid.sum()
     policy_loss = -(log_prob * advantages * weights).sum()
     value_loss = ((values - value_targets).square() * weights).sum()
@@ -89,16 +85,15 @@ def loss(policy: Policy, batch: Batch, cfg: Config) -> tuple[Tensor, dict[str, T
     return total, {"policy_gradient_loss": policy_loss, "value_loss": value_loss, "entropy_loss": -entropy}
 
 
-@algorithm("impala", Config)
-def impala(rollouts: ParIter[Batch], cfg: Config, ctx: Context) -> Iter[TrainStats]:
+@algorithm("impala", Config, agent=actor_critic, recurrent=True)
+def impala(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[TrainStats]:
     """Return the plan."""
     weights = ctx.weights(to="senders")
     return (
         rollouts.for_each(AddLogProbs(cfg.gamma, cfg.scale_rewards))
         .gather_async(cfg.num_async)
         .filter(Fresh(weights, cfg.max_lag))
-        .batch(cfg.num_fragments)
-        .for_each(ConcatFragments())
+        .combine(ConcatFragments(cfg.batch_steps))
         .for_each(TrainOneStep(ctx.learner, partial(loss, cfg=cfg)), **ctx.place(cfg.learner_on, cfg.learner_queue))
         .for_each(weights)
     )

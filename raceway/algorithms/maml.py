@@ -20,17 +20,18 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from raceway.agents import Policy
+from raceway.agents import Agent
+from raceway.agents.builders import actor
 from raceway.algorithms.config import AlgorithmConfig
 from raceway.algorithms.context import Context
 from raceway.algorithms.registry import algorithm
-from raceway.checks import check_int, check_positive
 from raceway.envs import Slots, has_tasks
 from raceway.errors import ConfigError
 from raceway.flow import Iter, ParIter
 from raceway.learner.adaptation import adapt_parameters
 from raceway.ops import FitBaseline, InnerAdapt, MetaUpdate, TrainStats
-from raceway.rl import Batch
+from raceway.rl import Batch, Episodes
+from raceway.settings.field_types import PositiveFloat, PositiveInt, Widths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,30 +40,25 @@ class Config(AlgorithmConfig):
 
     clip_actions: ClassVar[bool] = True
     needs_tasks: ClassVar[bool] = True
-    setting_checks: ClassVar = {
-        **dict.fromkeys(("inner_steps", "num_epochs"), check_int),
-        **dict.fromkeys(("inner_lr", "clip"), check_positive),
-    }
-
     env: Any = "point"
     """Environment with tasks: point, cheetah-direction, or any with set_task(task) and sample_tasks(num, seed)."""
-    num_shards: int | None = 20
+    num_shards: PositiveInt | None = 20
     """Number of tasks per iteration, one per shard."""
-    num_envs: int = 200
+    num_envs: PositiveInt = 200
     """Episodes per round, over all tasks."""
-    hidden: tuple[int, ...] | None = (64, 64)
+    hidden: Widths | None = (64, 64)
     """Widths of the hidden layers."""
-    lr: float = 1e-3
+    lr: PositiveFloat = 1e-3
     """Learning rate of the meta-update."""
-    inner_lr: float = 0.1
+    inner_lr: PositiveFloat = 0.1
     """Learning rate α of the inner gradient steps."""
-    inner_steps: int = 1
+    inner_steps: PositiveInt = 1
     """Inner gradient steps, each after a round of episodes."""
     first_order: bool = False
     """First-order approximation: ignore second derivatives in the meta-gradient."""
-    num_epochs: int = 5
+    num_epochs: PositiveInt = 5
     """Meta-updates per iteration, on the same episodes."""
-    clip: float = 0.2
+    clip: PositiveFloat = 0.2
     """Clipping range ε of the probability ratio in the meta-update."""
 
     def for_env(self, slots: Slots) -> Self:
@@ -78,21 +74,21 @@ class Config(AlgorithmConfig):
         return {"num_episodes": self.num_envs, "items_per_task": self.inner_steps + 1}
 
 
-def inner_loss(policy: Policy, batch: Batch) -> Tensor:
+def inner_loss(agent: Agent, batch: Batch) -> Tensor:
     """Return -ρ A, averaged over the batch, [N]. ρ = π/π_old is the probability ratio to the behaviour policy."""
-    return -((policy.log_prob(batch) - batch["log_prob"]).exp() * batch["advantage"]).mean()
+    return -((agent.actor.log_prob(batch) - batch["log_prob"]).exp() * batch["advantage"]).mean()
 
 
-def loss(policy: Policy, batch: Batch, cfg: Config) -> Tensor:
+def loss(agent: Agent, batch: Batch, cfg: Config) -> Tensor:
     """Return -min(ρ A, clip(ρ, 1 - ε, 1 + ε) A), averaged over the batch, [N], with ρ as in `inner_loss`."""
-    ratio, advantage = (policy.log_prob(batch) - batch["log_prob"]).exp(), batch["advantage"]
+    ratio, advantage = (agent.actor.log_prob(batch) - batch["log_prob"]).exp(), batch["advantage"]
     return -torch.min(ratio * advantage, ratio.clamp(1 - cfg.clip, 1 + cfg.clip) * advantage).mean()
 
 
-@algorithm("maml", Config, actions=("box",))
-def maml(rollouts: ParIter[Batch], cfg: Config, ctx: Context) -> Iter[TrainStats]:
+@algorithm("maml", Config, agent=actor, actions=("box",), recurrent=True)
+def maml(rollouts: ParIter[Episodes], cfg: Config, ctx: Context) -> Iter[TrainStats]:
     """Return the plan."""
-    adapt = partial(adapt_parameters, ctx.learner.policy, inner_loss, cfg.inner_lr)
+    adapt = partial(adapt_parameters, ctx.learner.agent, inner_loss, cfg.inner_lr)
     inner = InnerAdapt(ctx.weights(), adapt, cfg.inner_steps)
     meta_loss = partial(loss, cfg=cfg)
     return (

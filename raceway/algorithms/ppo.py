@@ -14,54 +14,48 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from raceway.agents import Policy
+from raceway.agents import ActorCritic
+from raceway.agents.builders import actor_critic
 from raceway.algorithms.context import Context
 from raceway.algorithms.registry import algorithm
 from raceway.algorithms.shared_config import ActorCriticConfig
-from raceway.checks import check_fraction, check_int, check_positive
 from raceway.flow import Iter, ParIter
 from raceway.ops import AddAdvantages, ConcatBatches, StandardizeFields, TrainOneStep, TrainStats
-from raceway.rl import Batch
+from raceway.rl import Batch, Fragment
+from raceway.settings.field_types import Fraction, PositiveFloat, PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(ActorCriticConfig):
     """Settings of PPO."""
 
-    setting_checks: ClassVar = {
-        **dict.fromkeys(("batch_steps", "num_epochs", "num_minibatches"), check_int),
-        "clip": check_positive,
-        "lam": check_fraction,
-    }
-
-    fragment_steps: int = 256
+    fragment_steps: PositiveInt = 256
     """Steps per environment in one rollout fragment."""
-    batch_steps: int = 1
+    batch_steps: PositiveInt = 1
     """Minimum environment steps per batch; rounds of fragments are collected until it is reached."""
-    num_epochs: int = 10
+    num_epochs: PositiveInt = 10
     """Epochs over each batch."""
-    num_minibatches: int = 32
+    num_minibatches: PositiveInt = 32
     """Minibatches per epoch, each for one gradient step."""
-    clip: float = 0.2
+    clip: PositiveFloat = 0.2
     """Clipping range ε of the probability ratio."""
-    lam: float = 0.95
+    lam: Fraction = 0.95
     """Trace parameter λ of generalised advantage estimation."""
-    adam_epsilon: float = 1e-5
+    adam_epsilon: PositiveFloat = 1e-5
     """Adam's epsilon."""
 
 
-def loss(policy: Policy, batch: Batch, cfg: Config) -> tuple[Tensor, dict[str, Tensor]]:
+def loss(agent: ActorCritic, batch: Batch, cfg: Config) -> tuple[Tensor, dict[str, Tensor]]:
     """Return -min(ρ A, clip(ρ, 1 - ε, 1 + ε) A) + c₁ (V(s) - target)² - c₂ H(π(·|s)), averaged over the batch, [N].
 
     ρ = π/π_old is the probability ratio to the behaviour policy.
     """
-    params, values = policy.evaluate(batch["obs"])
-    log_prob, entropies = policy.distribution.log_prob_and_entropy(params, batch["action"])
+    params, values = agent.evaluate(batch)
+    log_prob, entropies = agent.actor.distribution.log_prob_and_entropy(params, batch["action"])
     log_ratio = log_prob - batch["log_prob"]
     ratio, advantage = log_ratio.exp(), batch["advantage"]
     clipped = ratio.clamp(1 - cfg.clip, 1 + cfg.clip)
@@ -78,15 +72,17 @@ def loss(policy: Policy, batch: Batch, cfg: Config) -> tuple[Tensor, dict[str, T
     return policy_loss + cfg.value_coef * value_loss - cfg.entropy_coef * entropy, metrics
 
 
-@algorithm("ppo", Config)
-def ppo(rollouts: ParIter[Batch], cfg: Config, ctx: Context) -> Iter[TrainStats]:
+@algorithm("ppo", Config, agent=actor_critic, recurrent=True)
+def ppo(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[TrainStats]:
     """Return the plan."""
-    epochs = {"num_epochs": cfg.num_epochs, "num_minibatches": cfg.num_minibatches}
+    train = TrainOneStep(
+        ctx.learner, partial(loss, cfg=cfg), num_epochs=cfg.num_epochs, num_minibatches=cfg.num_minibatches
+    )
     return (
         rollouts.for_each(AddAdvantages(cfg.gamma, cfg.lam, cfg.scale_rewards))
         .gather_sync()
         .combine(ConcatBatches(cfg.batch_steps))
         .for_each(StandardizeFields("advantage"))
-        .for_each(TrainOneStep(ctx.learner, partial(loss, cfg=cfg), **epochs))
+        .for_each(train)
         .for_each(ctx.weights())
     )

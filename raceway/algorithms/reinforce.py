@@ -14,35 +14,34 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from gymnasium import spaces
 from torch import Tensor
 
-from raceway.agents import Policy
+from raceway.agents import Agent
+from raceway.agents.builders import actor
 from raceway.algorithms.config import AlgorithmConfig
 from raceway.algorithms.context import Context
 from raceway.algorithms.registry import algorithm
-from raceway.checks import check_int
 from raceway.envs import Slots
 from raceway.flow import Iter, ParIter
 from raceway.ops import AddReturns, ConcatBatches, TrainOneStep, TrainStats
-from raceway.rl import Batch
+from raceway.rl import Batch, Episodes
+from raceway.settings.field_types import PositiveFloat, PositiveInt, Widths
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(AlgorithmConfig):
     """Settings of REINFORCE."""
 
-    setting_checks: ClassVar = {"episodes_per_iter": check_int}
-
-    episodes_per_iter: int = 100
+    episodes_per_iter: PositiveInt = 100
     """Episodes per iteration, for one gradient step."""
-    learner_threads: int = 2
+    learner_threads: PositiveInt = 2
     """CPU threads of the learner. Affects the last bits of the results."""
-    lr: float | None = None  # type: ignore[assignment]
+    lr: PositiveFloat | None = None  # type: ignore[assignment]
     """Learning rate (1e-2 for discrete, 3e-4 for continuous actions)."""
-    hidden: tuple[int, ...] | None = None
+    hidden: Widths | None = None
     """Widths of the hidden layers (128 for discrete, 256,256 for continuous actions)."""
 
     def for_env(self, slots: Slots) -> Self:
@@ -59,13 +58,13 @@ class Config(AlgorithmConfig):
         return {"num_episodes": self.episodes_per_iter}
 
 
-def loss(policy: Policy, batch: Batch) -> Tensor:
+def loss(agent: Agent, batch: Batch) -> Tensor:
     """Return -Σₜ log π(aₜ|sₜ) Gₜ, averaged over episodes; the batch is [N]. G is the standardised return."""
-    return -(policy.log_prob(batch) * batch["return"]).sum() / len(batch["length"])
+    return -(agent.actor.log_prob(batch) * batch["return"]).sum() / len(batch["length"])
 
 
-@algorithm("reinforce", Config)
-def reinforce(rollouts: ParIter[Batch], cfg: Config, ctx: Context) -> Iter[TrainStats]:
+@algorithm("reinforce", Config, agent=actor, recurrent=True)
+def reinforce(rollouts: ParIter[Episodes], cfg: Config, ctx: Context) -> Iter[TrainStats]:
     """Return the plan."""
     return (
         rollouts.for_each(AddReturns(cfg.gamma))  # on every worker, where the episodes were collected

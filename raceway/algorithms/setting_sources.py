@@ -1,18 +1,26 @@
-"""Where each setting of a run comes from: its default, the preset of the environment, the user, and so on."""
+"""Where each setting of a run comes from: its default, the preset of the environment, a file, the user, and so on."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-DEFAULT, PRESET, USER, VARIABLE, ADAPTED = "default", "preset", "user", "variable", "adapted"
-"""Sources of a setting. `variable` is an environment variable of the shell; `adapted` settings are filled in for the
-observations, actions or implementation of the environment (`AlgorithmConfig.for_env`)."""
-SOURCES = (USER, PRESET, ADAPTED, VARIABLE, DEFAULT)
+from raceway.errors import ConfigError
+
+DEFAULT, PRESET, FILE, USER, VARIABLE, ADAPTED = "default", "preset", "file", "user", "variable", "adapted"
+"""Sources of a setting. `file` is a config file (`--config`); `variable` is an environment variable of the shell;
+`adapted` settings are filled in for the observations, actions or implementation of the environment
+(`AlgorithmConfig.for_env`)."""
+SOURCES = (USER, FILE, PRESET, ADAPTED, VARIABLE, DEFAULT)
 """All sources, in the order in which they are shown."""
+SOURCE_LABELS = {
+    USER: "you", FILE: "file", PRESET: "preset", ADAPTED: "adapted", VARIABLE: "environment variable",
+    DEFAULT: "default",
+}  # fmt: skip
+"""The sources as the help and `--print-config` call them."""
 Sources = Mapping[str, str]
 """The source of each setting, by its name. Settings of runs that older versions made have none."""
 
@@ -20,15 +28,19 @@ _SHOWN_ELSEWHERE = ("env", "run_dir")
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
-def setting_sources(config: type[Any], settings: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[str, str]:
+def setting_sources(
+    config: type[Any], settings: Mapping[str, Any], preset: Mapping[str, Any], from_file: Collection[str] = ()
+) -> dict[str, str]:
     """Return the source of every setting of a config.
 
     Args:
         config: the dataclass of settings.
         settings: the settings that the user set.
         preset: the settings of the preset.
+        from_file: names of those that the user set in a config file.
     """
-    return {field.name: _source(field, settings, preset) for field in dataclasses.fields(config)}
+    sources = {field.name: _source(field, settings, preset) for field in dataclasses.fields(config)}
+    return {**sources, **dict.fromkeys(from_file, FILE)}
 
 
 def _source(field: dataclasses.Field[Any], settings: Mapping[str, Any], preset: Mapping[str, Any]) -> str:
@@ -46,10 +58,30 @@ def known_sources(config: type[Any], saved: Mapping[str, Any]) -> dict[str, str]
 
 
 def adapted_sources(sources: Sources, cfg: Any, adapted: Any) -> dict[str, str]:
-    """Return the sources of a config that was adapted to an environment, from those of the config before."""
+    """Return the sources of a config that was adapted to an environment, from those of the config before.
+
+    A value that the user set is only written in another way, such as a path.
+    """
     names = [field.name for field in dataclasses.fields(cfg)]
     changed = [name for name in names if getattr(cfg, name) is not getattr(adapted, name)]
-    return {**sources, **dict.fromkeys(changed, ADAPTED)}
+    filled_in = [name for name in changed if getattr(cfg, name) is None or sources.get(name) not in (USER, FILE)]
+    return {**sources, **dict.fromkeys(filled_in, ADAPTED)}
+
+
+def check_settings_used(unused: Mapping[str, str], cfg: Any, sources: Sources, otherwise: Callable[[], Any]) -> None:
+    """Refuse settings of the user that have no effect.
+
+    Args:
+        unused: the reason why a setting has no effect, by its name.
+        cfg: the config.
+        sources: the source of each of its settings.
+        otherwise: returns the config without settings of the user. A file may repeat what is in it.
+    """
+    for name, reason in unused.items():
+        value, source = getattr(cfg, name), sources.get(name)
+        if source == USER or (source == FILE and value != getattr(otherwise(), name)):
+            option = f"{name} {format_setting(value)}"
+            raise ConfigError(f"{option} has no effect with this network: {reason}. Leave {name} out.")
 
 
 def describe_sources(
@@ -65,7 +97,7 @@ def describe_sources(
         width: the longest line.
     """
     titles = {
-        USER: "Set by you", PRESET: f"Preset for {env}", ADAPTED: f"Adapted to {env}",
+        USER: "Set by you", FILE: "From the config file", PRESET: f"Preset for {env}", ADAPTED: f"Adapted to {env}",
         VARIABLE: "From environment variables", DEFAULT: "Defaults",
     }  # fmt: skip
     lines: list[str] = []

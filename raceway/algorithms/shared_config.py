@@ -1,36 +1,38 @@
-"""Settings that a family of algorithms shares: actor-critic methods, and Q-learning from replay."""
+"""Settings that a family of algorithms shares: actor-critic methods, learning from replay, and from a dataset."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from raceway.algorithms.config import AlgorithmConfig
-from raceway.checks import check_int, check_positive
+from raceway.algorithms.config import AlgorithmConfig, TrainingConfig
+from raceway.envs import Slots
+from raceway.errors import ConfigError
 from raceway.flow import RateLimit
-from raceway.ops import ReplaySettings, replay_limits
-from raceway.rl import LinearSchedule
+from raceway.ops import DatasetSettings, ReplaySettings, replay_limits
+from raceway.settings.field_types import Called, Fraction, PositiveFloat, PositiveInt, Widths
+from raceway.settings.groups import INPUT, UpdatesConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActorCriticConfig(AlgorithmConfig):
     """Settings of on-policy algorithms with a policy and a critic."""
 
-    kind: ClassVar[str] = "actor-critic"
     clip_actions: ClassVar[bool] = True
 
-    num_envs: int = 8
+    num_envs: PositiveInt = 8
     """Number of parallel environments, over all shards."""
-    hidden: tuple[int, ...] | None = (64, 64)
+    hidden: Widths | None = (64, 64)
     """Widths of the hidden layers, of the policy and of the critic."""
-    activation: str | None = None
+    activation: Literal["tanh", "relu"] | None = None
     """Activation function: tanh or relu (default: tanh, or relu for image observations)."""
     shared_layers: bool = False
     """Share the hidden layers between policy and critic; with image observations they are always shared."""
     lr_end: float | None = 0.0
     """Final learning rate, after linear decay over total_timesteps. Without either, the learning rate is constant."""
-    max_grad_norm: float | None = 0.5
+    max_grad_norm: PositiveFloat | None = 0.5
     """Maximum norm for gradient clipping. If not set, gradients are not clipped."""
     value_coef: float = 0.5
     """Coefficient of the value loss."""
@@ -46,35 +48,33 @@ class ActorCriticConfig(AlgorithmConfig):
 class ReplayConfig(AlgorithmConfig):
     """Settings of algorithms that learn Q-values from replay."""
 
-    kind: ClassVar[str] = "values"
-    setting_checks: ClassVar = {
-        **dict.fromkeys(("batch_size", "buffer_size", "learning_starts", "target_every"), check_int),
-        "steps_per_update": check_positive,
-    }
-
-    hidden: tuple[int, ...] | None = (64, 64)
+    hidden: Widths | None = (64, 64)
     """Widths of the hidden layers."""
-    lr: float = 1e-4
+    lr: PositiveFloat = 1e-4
     """Learning rate."""
-    max_grad_norm: float | None = 10.0
+    max_grad_norm: PositiveFloat | None = 10.0
     """Maximum norm for gradient clipping. If not set, gradients are not clipped."""
-    batch_size: int = 32
+    batch_size: PositiveInt = 32
     """Transitions per gradient step."""
-    buffer_size: int = 1_000_000
+    buffer_size: PositiveInt = 1_000_000
     """Capacity of the replay buffer, in transitions."""
-    learning_starts: int = 100
+    learning_starts: PositiveInt = 100
     """Environment steps before the first gradient step."""
-    steps_per_update: float = 4.0
+    steps_per_update: PositiveFloat = 4.0
     """Environment steps per gradient step."""
-    target_every: int = 2500
+    target_every: PositiveInt = 2500
     """Update the target network every N gradient steps."""
     stacked_frames: bool = False
     """Store each frame of stacked image observations only once."""
+    learner_on: Annotated[Literal["driver", "thread", "actor"], Called("place of the learner")] = "driver"
+    """Where the learner runs: driver, thread (a separate thread), or actor (a separate actor)."""
+    learner_queue: PositiveInt = 1
+    """Queue size, in batches, of a learner on a thread or an actor."""
 
-    def linear_schedule(self, start: float, end: float | None) -> LinearSchedule:
-        """Return a schedule over the run; a learner that trains from replay counts the transitions it sampled."""
-        schedule = super().linear_schedule(start, end)
-        return dataclasses.replace(schedule, over=schedule.over * self.batch_size / self.steps_per_update)
+    @property
+    def updates_per_round(self) -> int:
+        """Gradient steps per round of rollout fragments."""
+        return max(1, round(self.num_envs * self.fragment_steps / self.steps_per_update))  # type: ignore[attr-defined]
 
     @property
     def replay(self) -> ReplaySettings:
@@ -88,3 +88,87 @@ class ReplayConfig(AlgorithmConfig):
         ahead = self.num_envs * self.fragment_steps  # type: ignore[attr-defined]
         ratio = self.batch_size / self.steps_per_update
         return replay_limits(ratio, batch_size=self.batch_size, min_size=self.learning_starts, ahead=ahead)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorReplayConfig(ReplayConfig):
+    """Settings of algorithms that learn a policy of continuous actions, and critics of its actions, from replay."""
+
+    num_envs: PositiveInt = 1
+    """Number of parallel environments, over all shards."""
+    fragment_steps: PositiveInt = 1
+    """Steps per environment in one rollout fragment."""
+    hidden: Widths | None = (256, 256)
+    """Widths of the hidden layers, of the policy and of the critics."""
+    lr: PositiveFloat = 3e-4
+    """Learning rate."""
+    max_grad_norm: PositiveFloat | None = None
+    """Maximum norm for gradient clipping. If not set, gradients are not clipped."""
+    batch_size: PositiveInt = 256
+    """Transitions per gradient step."""
+    steps_per_update: PositiveFloat = 1.0
+    """Environment steps per gradient step."""
+    tau: Fraction = 0.005
+    """Share τ of the trained weights in each update of the target networks."""
+    target_every: PositiveInt = 1
+    """Update the target networks every N gradient steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetConfig(TrainingConfig, UpdatesConfig):
+    """Settings of algorithms that learn from a dataset. The environment is for evaluation only."""
+
+    iterations: PositiveInt | None = None
+    """Number of training iterations, each of one minibatch."""
+    env: Any = None
+    """Environment of evaluations: a short name such as cartpole, any Gymnasium id, or module:Id (default: the one that
+    the dataset names)."""
+    num_workers: PositiveInt | Literal["auto"] = "auto"
+    """Number of readers of the dataset, at most one per shard; auto reads in this process. Does not affect the
+    results."""
+    num_shards: PositiveInt | None = 1
+    """Slices of the dataset, the upper limit on readers. A minibatch comes from one of them, in turn. Affects the
+    results."""
+    item_deadline: PositiveFloat | None = 600.0
+    """Timeout in seconds for one minibatch; a reader that exceeds it is killed and restarted."""
+    max_restarts: PositiveInt = 10
+    """Restart budget of a reader, counted over a minute, or over the time of max_restarts + 1 timeouts if that is
+    longer. One more failure ends the run."""
+    lr_end: float | None = None
+    """Final learning rate, after linear decay over total_updates. Without either, the learning rate is constant."""
+    save_every: PositiveInt | None = None
+    """Save a checkpoint every N gradient steps."""
+    eval_every: PositiveInt | None = None
+    """Evaluate the policy every N gradient steps, and keep the checkpoint of the best evaluation."""
+    dataset: Annotated[str | Path | None, INPUT] = None
+    """Dataset: a folder, a run that has one, a .jsonl file, or the id of a Minari dataset."""
+    batch_size: PositiveInt = 256
+    """Steps of the dataset per gradient step."""
+    learner_on: Annotated[Literal["driver", "thread", "actor"], Called("place of the learner")] = "driver"
+    """Where the learner runs: driver, thread (a separate thread), or actor (a separate actor)."""
+    learner_queue: PositiveInt = 1
+    """Queue size, in batches, of a learner on a thread or an actor."""
+
+    def check_complete(self, *, limited: bool = False) -> None:
+        """Refuse to train without a dataset or a budget."""
+        if self.dataset is None:
+            raise ConfigError(
+                "there is no dataset to learn from. Pass one: --dataset RUN, FOLDER, FILE.jsonl or a Minari id; "
+                "`raceway record RUN` records one."
+            )
+        limits = (self.total_updates, self.iterations, self.stop_seconds)
+        if not limited and all(limit is None for limit in limits):
+            raise ConfigError(
+                "training on a dataset has no end of its own. Pass --total-updates N (gradient steps), or "
+                "--stop-seconds X."
+            )
+
+    def for_env(self, slots: Slots) -> Self:
+        """Return this config with one shard, unless there are more."""
+        return self if self.num_shards is not None else dataclasses.replace(self, num_shards=1)
+
+    @property
+    def reading(self) -> DatasetSettings:
+        """How the dataset is read."""
+        path, num_shards = str(self.dataset or ""), self.num_shards or 1
+        return DatasetSettings(path=path, batch_size=self.batch_size, num_shards=num_shards, seed=self.seed)

@@ -9,9 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from raceway.autograd.row_blocks import run_blocks, split_rows
 from raceway.autograd.tape import add_gradient, can_use_numpy, tape_for
 
 Array = np.ndarray
+
+_MAX_NUMPY_WEIGHTS = 1 << 18  # of a layer; larger ones, as after convolutions, are computed in blocks on threads
+_BLOCK_ROWS = 64
+_BLOCK_UNITS = 128
 
 _ONE = np.float32(1)
 _ZERO = np.float32(0)
@@ -80,8 +85,7 @@ class ForwardPass:
         self.weights = [layer.weight.detach().numpy() for layer in layers]
         self.outputs = [output := x.detach().numpy()]
         for layer, weight, activation in zip(layers, self.weights, activations, strict=True):
-            output = output @ weight.T
-            output += layer.bias.detach().numpy()
+            output = _apply(output, weight, layer.bias.detach().numpy())
             if activation is not None:
                 ACTIVATIONS[activation][0](output)
             self.outputs.append(output)
@@ -95,9 +99,46 @@ class ForwardPass:
             if activation is not None:
                 gradient = ACTIVATIONS[activation][1](gradient, self.outputs[index + 1].reshape(gradient.shape))
             layer_input = self.outputs[index].reshape(-1, weight.shape[1])
-            add_gradient(layer.weight, gradient.T @ layer_input)
+            add_gradient(layer.weight, _weight_gradient(gradient, layer_input))
             add_gradient(layer.bias, ones @ gradient)
             if index or self.x.requires_grad:
-                gradient = gradient @ weight if len(weight) > 1 else gradient * weight  # BLAS is slow for one column
+                gradient = _input_gradient(gradient, weight)
         if self.x.requires_grad:
             add_gradient(self.x, gradient.reshape(self.x.shape))
+
+
+def _apply(x: Array, weight: Array, bias: Array) -> Array:
+    """Return x Wᵀ + b, [..., outputs]."""
+    if weight.size <= _MAX_NUMPY_WEIGHTS:
+        output = x @ weight.T
+        output += bias
+        return output
+    rows, terms = torch.from_numpy(x.reshape(-1, x.shape[-1])), (torch.from_numpy(bias), torch.from_numpy(weight).T)
+    result = torch.empty(len(rows), len(weight))
+    run_blocks(
+        lambda block: torch.addmm(terms[0], rows[block], terms[1], out=result[block]),
+        split_rows(len(rows), _BLOCK_ROWS),
+    )
+    return result.numpy().reshape(*x.shape[:-1], len(weight))
+
+
+def _weight_gradient(gradient: Array, x: Array) -> Array:
+    """Return the gradient of W, [outputs, inputs], from the gradient of the output and the input, [N, ...]."""
+    num = gradient.shape[1]
+    if num * x.shape[1] <= _MAX_NUMPY_WEIGHTS:
+        return gradient.T @ x
+    columns, rows, result = torch.from_numpy(gradient).T, torch.from_numpy(x), torch.empty(num, x.shape[1])
+    run_blocks(lambda units: torch.mm(columns[units], rows, out=result[units]), split_rows(num, _BLOCK_UNITS))
+    return result.numpy()
+
+
+def _input_gradient(gradient: Array, weight: Array) -> Array:
+    """Return the gradient of the input, [N, inputs]."""
+    if len(weight) == 1:
+        return gradient * weight  # BLAS is slow for one column
+    if weight.size <= _MAX_NUMPY_WEIGHTS:
+        return gradient @ weight
+    rows, result = torch.from_numpy(gradient), torch.empty(len(gradient), weight.shape[1])
+    matrix, blocks = torch.from_numpy(weight), split_rows(len(rows), _BLOCK_ROWS)
+    run_blocks(lambda block: torch.mm(rows[block], matrix, out=result[block]), blocks)
+    return result.numpy()

@@ -16,6 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raceway.autograd.fast_paths import fast_paths_enabled
+
+_DTYPES = (torch.float32, torch.uint8)  # of vectors and of images
+
 Array = np.ndarray
 Backward = Callable[[Array], None]
 """Takes the gradient of an operation's output, and adds to the gradients of its inputs."""
@@ -80,11 +84,18 @@ def use_tape(tape: Tape | None) -> Iterator[Tape | None]:
 def tape_for(x: Tensor) -> Tape | None:
     """Return the tape on which an operation on `x` is to be recorded, or None if autograd must handle it."""
     tape = _active.tape
-    if tape is None or not torch.is_grad_enabled() or x.dtype != torch.float32 or x.device.type != "cpu":
+    if (
+        tape is None
+        or not fast_paths_enabled()
+        or not torch.is_grad_enabled()
+        or x.dtype not in _DTYPES
+        or x.device.type != "cpu"
+    ):
         return None
     return tape if not x.requires_grad or tape.is_output(x) else None
 
 
 def can_use_numpy(x: Tensor) -> bool:
     """Whether an operation on `x` needs no gradient and can be computed in numpy."""
-    return not torch.is_grad_enabled() and x.dtype == torch.float32 and x.device.type == "cpu"
+    plain = x.dtype in _DTYPES and x.device.type == "cpu"
+    return plain and not torch.is_grad_enabled() and fast_paths_enabled()

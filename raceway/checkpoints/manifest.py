@@ -14,7 +14,7 @@ from raceway.checks import check_int
 from raceway.errors import CheckpointError, ConfigError
 from raceway.file_schemas import Migrations, migrate
 
-SCHEMA = 2
+SCHEMA = 3
 """2: records are named by module and class, and the keys of states were renamed; see `migrations`."""
 MIGRATIONS: Migrations = {}
 MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)

@@ -21,11 +21,11 @@ MAX_SAVE_SHARE = 0.02
 
 
 class Saver:
-    """Saves a run every n environment steps, every n seconds, and after every long iteration.
+    """Saves a run every n environment steps (or updates), every n seconds, and after every long iteration.
 
     Args:
         checkpoints: where checkpoints are saved.
-        every: environment steps between two saves; None disables this rule.
+        every: environment steps, or updates, between two saves; None disables this rule.
         seconds: seconds between two saves; 0 disables this rule.
         clock: the clock that `seconds` refers to.
     """

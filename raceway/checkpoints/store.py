@@ -5,7 +5,7 @@
         manifest.json           sizes and hashes of the files beside it, and the names of the blocks they need
         state.json              the state without its arrays
         state.safetensors       arrays, by their path in the state
-        policy.safetensors      the weights of the policy, by parameter name
+        policy.safetensors      the weights of the agent, by parameter name
       blocks/<sha256>.npy       parts of large arrays, such as replay, shared by checkpoints
 
 A large array is cut into blocks of rows named by the hash of their contents, so only blocks that changed since the last
@@ -36,12 +36,12 @@ from raceway.checkpoints.blocks import BlockStore, is_large
 from raceway.checkpoints.encoding import Array, Arrays, decode, encode, hash_array, hash_state
 from raceway.checkpoints.files import read_file, refuse_symlink, remove_tree, sync_directory, write_file
 from raceway.checkpoints.manifest import MALFORMED, encode_manifest, read_manifest, sha256_of
-from raceway.checkpoints.migrations import migrate_state
+from raceway.checkpoints.migrations import migrate_decoded_state, migrate_state, migrate_weights
 from raceway.checks import check_int
 from raceway.errors import CheckpointError
 
 POLICY_PREFIX = "state/learner/policy/"
-"""Path of the policy's weights in a state."""
+"""Path of the agent's weights in a state."""
 _NEW, _OLD, _REPLACED = ".new-", ".old-", ".was-"
 """Prefixes of the names of checkpoints that are being written, removed, or replaced."""
 _TENSOR_DTYPES = frozenset(np.dtype(code).newbyteorder("<").str for code in "?bBhHiIqQefd")
@@ -80,13 +80,19 @@ class Checkpoint:
         return self.manifest["state_sha256"]
 
     def weights(self) -> Arrays:
-        """Return the weights of the policy, by parameter name."""
+        """Return the weights of the agent, by parameter name."""
         large = {
             name[len(POLICY_PREFIX) :]: self._read_blocks(name)
             for name in self.manifest["blocks"]
             if name.startswith(POLICY_PREFIX)
         }
-        return self._read_tensors("policy.safetensors") | large
+        return migrate_weights(self._read_tensors("policy.safetensors") | large, self.manifest["schema"])[0]
+
+    def knobs(self) -> dict[str, Any]:
+        """Return the knobs of exploration, by name."""
+        if self.manifest["schema"] >= 3:
+            return self.about["knobs"]
+        return migrate_weights(self._read_tensors("policy.safetensors"), self.manifest["schema"])[1]
 
     def state(self) -> Any:
         """Return the whole state, with new, writable arrays."""
@@ -95,7 +101,8 @@ class Checkpoint:
         arrays |= {POLICY_PREFIX + name: array for name, array in self._read_tensors("policy.safetensors").items()}
         arrays |= {name: self._read_blocks(name) for name in self.manifest["blocks"]}
         try:
-            return decode(migrate_state(doc, self.manifest["schema"]), arrays)
+            schema = self.manifest["schema"]
+            return migrate_decoded_state(decode(migrate_state(doc, schema), arrays), schema)
         except (MemoryError, *MALFORMED) as error:
             raise CheckpointError(self.path / "state.json", f"its state cannot be read ({error!r})") from error
 

@@ -19,6 +19,7 @@ from raceway.runs.comparison import (
     Comparison,
     check_metric,
     compare_groups,
+    default_metric,
     group_runs,
 )
 
@@ -37,14 +38,15 @@ def run(arguments: list[str]) -> int:
         "compare", "Compare final scores: interquartile mean and probability of improvement, with confidence intervals."
     )
     parser.add_argument(
-        "--metric", default="return", metavar="NAME",
+        "--metric", metavar="NAME",
         help="return (mean of the last 100 episodes), eval (the last evaluation), or the last value of any metric "
-        "[return]",
+        "[return, or eval for runs without episodes]",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     options = parser.parse_args(arguments)
-    metric = {"return": RETURN_METRIC, "eval": EVAL_METRIC}.get(options.metric, options.metric)
     groups, notes = group_runs(options.runs)
+    metric = {"return": RETURN_METRIC, "eval": EVAL_METRIC}.get(options.metric, options.metric)
+    metric = default_metric(groups) if metric is None else metric
     if metric != RETURN_METRIC:
         check_metric(metric, groups)
     comparisons = compare_groups(groups, metric)

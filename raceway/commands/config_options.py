@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import dataclasses
 import inspect
 import textwrap
-import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 from raceway.algorithms import Algorithm
-from raceway.algorithms.setting_sources import (
-    ADAPTED,
-    DEFAULT,
-    PRESET,
-    USER,
-    VARIABLE,
-    Sources,
-    format_setting,
-)
+from raceway.algorithms.preset_files import describe_presets
+from raceway.algorithms.setting_sources import DEFAULT, SOURCE_LABELS, Sources, format_setting
+from raceway.commands.config_file_options import read_config_option
+from raceway.settings.field_types import FieldType, allows_none, choices, plain_types, setting_types
 
 GROUPS = ("run", "environment", "workers", "optimiser", "algorithm", "output")
 """Groups of options, in the order of the help."""
@@ -41,23 +37,28 @@ def add_options(
         shown: fields whose options are in the help; all by default.
     """
     groups = {group: parser.add_argument_group(group) for group in GROUPS}
-    hints, helps, group_of = typing.get_type_hints(config), field_docs(config), field_groups(config)
+    hints, helps, group_of = setting_types(config), field_docs(config), field_groups(config)
     for field in dataclasses.fields(config):
         text = helps.get(field.name, "").replace("%", "%%")
         if shown is not None and field.name not in shown:
             text = argparse.SUPPRESS
+        # An option that is not used leaves no value: None is one, the user's "none".
+        shared: dict[str, Any] = {"help": text, "default": argparse.SUPPRESS}
         group, option = groups[group_of[field.name]], "--" + field.name.replace("_", "-")
-        if hints[field.name] is bool:
-            group.add_argument(option, action=argparse.BooleanOptionalAction, help=text)
+        if bool in plain_types(hints[field.name]):
+            group.add_argument(option, action=argparse.BooleanOptionalAction, **shared)
         elif _is_mapping(hints[field.name]):
-            group.add_argument(option, nargs="+", action="extend", metavar="KEY=VALUE", type=parse_key_value, help=text)
+            group.add_argument(option, nargs="+", action="extend", metavar="KEY=VALUE", type=parse_key_value, **shared)
         else:
             convert, metavar = _converter(hints[field.name])
-            group.add_argument(option, metavar=metavar, type=convert, help=text)
+            group.add_argument(option, metavar=metavar, type=convert, **shared)
     return groups
 
 
-NOTE = "In brackets: the value that would be used, and where it comes from if it is not the default."
+NOTE = (
+    "In brackets: the value that would be used, and where it comes from if it is not the default. `none` unsets a "
+    "setting that need not have a value."
+)
 """What the help says about effective settings."""
 
 
@@ -72,14 +73,20 @@ class EffectiveSettings:
     """A paragraph of the help about them."""
 
 
-def effective_settings(algorithm: Algorithm, settings: Mapping[str, Any]) -> EffectiveSettings:
-    """Return what the settings of the command line result in; the presets are listed if no environment is named."""
-    defaults, preset, note = default_settings(algorithm.config), algorithm.preset(settings), NOTE
-    if "env" in settings:
-        note += "" if preset else f" There is no preset for {settings['env']}."
+def effective_settings(
+    algorithm: Algorithm, settings: Mapping[str, Any], options: argparse.Namespace
+) -> EffectiveSettings:
+    """Return what the command line results in; the presets are listed if no environment is named."""
+    from raceway.runs.settings_file import merge_settings
+
+    values, from_file = merge_settings(algorithm, read_config_option(options), settings)
+    defaults, preset, note = default_settings(algorithm.config), algorithm.preset(values), NOTE
+    if "env" in values:
+        source = algorithm.preset_source(values)
+        note += f" Source of the preset: {source}" if source else f" There is no preset for {values['env']}."
     elif algorithm.presets:
-        note += f" There are presets for {', '.join(algorithm.presets)}: add --env to see the values."
-    return EffectiveSettings({**defaults, **preset, **settings}, algorithm.sources(settings), note)
+        note += f" There are presets for {describe_presets(algorithm.presets)}: add --env to see the values."
+    return EffectiveSettings({**defaults, **preset, **values}, algorithm.sources(values, from_file), note)
 
 
 def default_settings(config: type[Any]) -> dict[str, Any]:
@@ -107,20 +114,16 @@ def describe_value(value: Any, source: str, default: Any) -> str:
     >>> describe_value(64, "preset", 8), describe_value(8, "default", 8), describe_value(None, "default", None)
     ('[64, preset; default 8]', '[8]', '')
     """
-    label = {USER: "you", PRESET: "preset", VARIABLE: "environment variable", ADAPTED: "adapted"}.get(source)
-    if label is None:
-        return "" if value is None or value == {} else f"[{format_setting(value)}]"
-    was = "" if default is None or default == {} else f"; default {format_setting(default)}"
-    return f"[{format_setting(value)}, {label}{was}]"
+    if source == DEFAULT:
+        return "" if value is None or value in ({}, ()) else f"[{format_setting(value)}]"
+    was = "" if default is None or default in ({}, ()) else f"; default {format_setting(default)}"
+    return f"[{format_setting(value)}, {SOURCE_LABELS[source]}{was}]"
 
 
 def parsed_settings(arguments: argparse.Namespace, config: type[Any]) -> dict[str, Any]:
     """Return the settings of a config that were set on the command line."""
-    values = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(config)}
-    hints = typing.get_type_hints(config)
-    return {
-        name: dict(value) if _is_mapping(hints[name]) else value for name, value in values.items() if value is not None
-    }
+    values = {name: getattr(arguments, name) for name in setting_types(config) if hasattr(arguments, name)}
+    return {name: dict(value) if _is_mapping(setting_types(config)[name]) else value for name, value in values.items()}
 
 
 def field_docs(config: type[Any]) -> dict[str, str]:
@@ -148,26 +151,44 @@ def field_groups(config: type[Any]) -> dict[str, str]:
     return groups
 
 
-def _is_mapping(hint: Any) -> bool:
-    return typing.get_origin(hint) is dict
+def _is_mapping(hint: FieldType) -> bool:
+    return any(typing.get_origin(kind) is dict for kind in plain_types(hint))
 
 
-def _converter(hint: Any) -> tuple[Callable[[str], Any], str]:
+def _converter(hint: FieldType) -> tuple[Callable[[str], Any], str]:
     """Return the parser of an option's value, and the name of the value in the help."""
-    kinds = [part for part in _alternatives(hint) if part is not type(None)]
-    if any(typing.get_origin(kind) is tuple for kind in kinds):
-        return parse_widths, "N,N"
-    if int in kinds and str in kinds:
-        return parse_int_or_auto, "N|auto"
-    if int in kinds:
-        return parse_int, "N"
-    if float in kinds:
-        return parse_float, "X"
-    return str, "TEXT"
+    kinds = plain_types(hint)
+    named = {str(choice): choice for choice in choices(hint)}
+    metavars = list(named)
+    parse: Callable[[str], Any] = str  # the config checks names, and suggests the one that was meant
+    lists = [typing.get_args(kind) for kind in kinds if typing.get_origin(kind) is tuple]
+    if lists and str in lists[0]:
+        parse, metavars = parse_names, ["A,B", *metavars]
+    elif lists:
+        parse, metavars = parse_widths, ["N,N", *metavars]
+    elif int in kinds:
+        parse, metavars = parse_int, ["N", *metavars]
+    elif float in kinds:
+        parse, metavars = parse_float, ["X", *metavars]
+    elif len(kinds) != 1 or not metavars:
+        metavars = ["TEXT"]
+    if allows_none(hint):
+        named = {"none": None, **named}
+    return partial(_parse_value, named=named, parse=parse), "|".join(metavars)
 
 
-def _alternatives(hint: Any) -> tuple[Any, ...]:
-    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+def _parse_value(text: str, named: Mapping[str, Any], parse: Callable[[str], Any]) -> Any:
+    """Parse one of the named values, or another one."""
+    if text in named:
+        return named[text]
+    try:
+        return parse(text)
+    except argparse.ArgumentTypeError:
+        others = [name for name, value in named.items() if value is not None]
+        if not others:
+            raise
+        nouns: dict[Any, str] = {parse_int: "a whole number", parse_float: "a number", parse_widths: "widths"}
+        raise argparse.ArgumentTypeError(f"{text!r} is neither {nouns[parse]} nor {' nor '.join(others)}") from None
 
 
 def parse_key_value(text: str) -> tuple[str, Any]:
@@ -188,9 +209,11 @@ def parse_key_value(text: str) -> tuple[str, Any]:
 def parse_int(text: str) -> int:
     """Parse a whole number, also in the form 1e6 or 1_000_000.
 
-    >>> parse_int("1e6"), parse_int("12")
-    (1000000, 12)
+    >>> parse_int("1e6"), parse_int("12"), parse_int("9007199254740993")
+    (1000000, 12, 9007199254740993)
     """
+    with contextlib.suppress(ValueError):
+        return int(text)  # a float would round a large one
     try:
         value = float(text.replace("_", ""))
     except ValueError:
@@ -216,16 +239,6 @@ def parse_float(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
 
 
-def parse_int_or_auto(text: str) -> int | str:
-    """Parse a whole number, or `auto`."""
-    if text == "auto":
-        return text
-    try:
-        return parse_int(text)
-    except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a whole number nor auto") from None
-
-
 def parse_widths(text: str) -> tuple[int, ...]:
     """Parse whole numbers, separated by commas.
 
@@ -233,3 +246,12 @@ def parse_widths(text: str) -> tuple[int, ...]:
     (64, 64)
     """
     return tuple(parse_int(part) for part in text.split(",") if part)
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """Parse names, separated by commas.
+
+    >>> parse_names("distance, speed")
+    ('distance', 'speed')
+    """
+    return tuple(part.strip() for part in text.split(",") if part.strip())

@@ -62,6 +62,7 @@ def list_runs(directory: Path) -> int:
 
 def _row(run: RunFiles) -> tuple[str, ...]:
     from raceway.runs.reader import numeric_value
+    from raceway.settings.progress import TIMESTEPS
 
     fps = numeric_value(run.last, "time/fps")
     return (
@@ -69,7 +70,7 @@ def _row(run: RunFiles) -> tuple[str, ...]:
         run.algorithm,
         run.env,
         str(run.seed),
-        f"{run.timesteps:,}",
+        f"{run.steps:,}" if run.progress is TIMESTEPS else f"{run.steps:,} {run.progress.noun}",
         "-" if run.mean_return is None else f"{run.mean_return:.1f}",
         "-" if fps is None else f"{fps:,.0f}",
         run.status,

@@ -5,6 +5,7 @@ from raceway.envs.env_vector import UNKNOWN_SLOT, Score, Slots, SteppedSlots
 from raceway.envs.make import EnvSettings, make_env, make_slots
 from raceway.envs.names import ALIASES, resolve_env_id
 from raceway.envs.native_vectors import CartPoleSlots, EnvPoolAtariSlots, EnvPoolSlots, VectorSlots
+from raceway.envs.partially_observed import CartPolePositions
 from raceway.envs.tasks import assign_tasks, has_tasks
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "UNKNOWN_SLOT",
     "Atari",
     "AtariSettings",
+    "CartPolePositions",
     "CartPoleSlots",
     "EnvPoolAtariSlots",
     "EnvPoolSlots",

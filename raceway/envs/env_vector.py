@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -27,13 +28,16 @@ UNKNOWN_SLOT = -1
 """The slot of a failure in a vector environment that does not say which of its environments failed."""
 
 
-class Score(NamedTuple):
+@dataclass(frozen=True)
+class Score:
     """The score of a finished game, which may span several episodes."""
 
     slot: int
     total: float
     """The sum of the unclipped rewards of all its episodes."""
     steps: int
+    info: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """The info of its last step."""
 
 
 class Slots(Protocol):
@@ -71,6 +75,9 @@ class Slots(Protocol):
             for that, which returns only the first observation of the next episode.
         """
 
+    def final_info(self, slot: int) -> Any:
+        """Return the info of the last step of a slot, whose episode that step ended, until the slot is reset."""
+
     def close(self) -> None:
         """Close the environments."""
 
@@ -93,6 +100,7 @@ class SteppedSlots:
         self.replayable = self.repeats_from_seed or all(env.has_wrapper_attr("started_from_seed") for env in self.envs)
         self.scores: list[Score] | None = [] if _env_flag(self.envs[0], "reports_scores", False) else None
         self._steps = [0] * num
+        self._infos: list[Any] = [{}] * num  # of the last step of each slot
         self._convert = action_converter(self.action_space)
         self._shape = self.observation_space.shape if isinstance(self.observation_space, spaces.Box) else None
         self._dtype: Any = None  # of the last observation that was checked
@@ -111,7 +119,7 @@ class SteppedSlots:
         return self.repeats_from_seed or _env_flag(self.envs[slot], "started_from_seed", True)
 
     def step(self, actions: Array, active: Sequence[int], obs: Tree, reward: Array, ended: Array) -> None:
-        envs, shape, steps, (terminated, truncated) = self._bare, self._shape, self._steps, ended
+        envs, shape, steps, infos, (terminated, truncated) = self._bare, self._shape, self._steps, self._infos, ended
         converted = self._convert(actions)
         for slot in active:
             try:
@@ -127,13 +135,17 @@ class SteppedSlots:
                     obs[slot] = next_obs
                 else:
                     self._fill(obs, slot, next_obs)
+                infos[slot] = info
                 steps[slot] += 1
                 if steps[slot] >= self._limit:
                     truncated[slot] = True
                 if self.scores is not None and "episode" in info:
-                    self.scores.append(Score(slot, info["episode"]["r"], info["episode"]["l"]))
+                    self.scores.append(Score(slot, info["episode"]["r"], info["episode"]["l"], dict(info)))
             except (Exception, SystemExit) as error:
                 raise environment_error(slot, "step", error) from error
+
+    def final_info(self, slot: int) -> Any:
+        return self._infos[slot]
 
     def _fill(self, obs: Tree, slot: int, value: Any) -> None:
         """Write an observation after checking it; later ones of the same shape and dtype need no check."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import Any
 
 import gymnasium as gym
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 
 from raceway.checks import check_choice
 from raceway.envs.atari import has_fire, is_atari, make_atari, split_kwargs
@@ -19,6 +21,9 @@ from raceway.envs.native_vectors import CartPoleSlots, EnvPoolAtariSlots, EnvPoo
 from raceway.errors import INTERRUPTS, ConfigError, RacewayError
 
 _log = logging.getLogger(__name__)
+
+_FASTER: dict[Any, str] = {"gymnasium.envs.box2d.car_racing:CarRacing": "raceway.envs.car_racing:CarRacing"}
+"""Faster implementations of the same environments, by the entry points of these."""
 
 VECTOR_MODES = ("auto", "native", "stepped", "envpool")
 
@@ -57,7 +62,7 @@ def make_env(settings: EnvSettings) -> gym.Env:
                 if is_atari(name):
                     env = make_atari(name, settings.kwargs)
                 else:
-                    env = gym.make(name, disable_env_checker=True, **settings.kwargs)
+                    env = gym.make(_faster_spec(name), disable_env_checker=True, **settings.kwargs)
         elif isinstance(settings.env, gym.Env):
             raise ConfigError(
                 f"env is the environment {settings.env}. Pass its class, or a function that creates one: every worker "
@@ -76,6 +81,16 @@ def make_env(settings: EnvSettings) -> gym.Env:
     if not isinstance(env, gym.Env):
         raise ConfigError(f"{settings.name} returned {env!r}, which is not a gymnasium.Env")
     return _wrap_action_mask(env)
+
+
+def _faster_spec(name: str) -> str | EnvSpec:
+    """Return the id of an environment, or the spec of a faster implementation of the same environment."""
+    spec = gym.spec(name.rpartition(":")[2])
+    if spec.entry_point not in _FASTER:
+        return name
+    spec = copy.deepcopy(spec)
+    spec.entry_point = _FASTER[spec.entry_point]
+    return spec
 
 
 @contextmanager

@@ -20,11 +20,25 @@ ALIASES = {
     "hopper": "Hopper-v5",
     "walker2d": "Walker2d-v5",
     "ant": "Ant-v5",
+    "cartpole-positions": "CartPolePositions-v1",
     "point": "PointGoals-v0",
     "cheetah-direction": "HalfCheetahDirection-v0",
     "pong": "ALE/Pong-v5",
     "breakout": "ALE/Breakout-v5",
 }
+
+
+PETTINGZOO = "pettingzoo:"
+"""Marks the name of an environment as one of PettingZoo's API."""
+
+
+def is_multi_agent(env: object) -> bool:
+    """Whether a name is that of an environment with several agents.
+
+    >>> is_multi_agent("pettingzoo:mpe2.simple_spread_v3"), is_multi_agent("cartpole")
+    (True, False)
+    """
+    return isinstance(env, str) and env.startswith(PETTINGZOO)
 
 
 def resolve_env_id(name: str) -> str:
@@ -33,6 +47,8 @@ def resolve_env_id(name: str) -> str:
     >>> resolve_env_id("cartpole"), resolve_env_id("CartPole")
     ('CartPole-v1', 'CartPole-v1')
     """
+    if is_multi_agent(name):
+        return name  # a module or function of PettingZoo's API, which is not registered
     name = ALIASES.get(name, name)
     module, _, rest = name.rpartition(":")
     if module:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ class VectorSlots:
         self._ended = np.zeros(self.num, bool)  # slots whose episode has ended
         self._resets_next = np.zeros(self.num, bool)  # slots that will be reset by their next step
         self._first_obs: dict[int, Any] = {}  # first observations of new episodes, by slot
+        self._info: Any = {}  # of the last step
 
     def started_from_seed(self, slot: int) -> bool:
         return False
@@ -77,19 +78,26 @@ class VectorSlots:
             if self.mode is AutoresetMode.DISABLED and self._ended.any():
                 # Inactive slots are stepped too, which is an error after the end of an episode.
                 self._reset_masked(self._ended, [None] * self.num)
-            next_obs, reward[:], ended[0], ended[1], info = self.env.step(actions)
+            next_obs, reward[:], ended[0], ended[1], self._info = self.env.step(actions)
             fill(obs, _ALL, next_obs)
             self._active, self._ended = active, ended[0] | ended[1]
             if self.mode is AutoresetMode.SAME_STEP:
                 for slot in np.flatnonzero(self._ended).tolist():
                     self._first_obs[slot] = _copy_tree(row_of(next_obs, slot))
-                    fill(obs, slot, info["final_obs"][slot])
+                    fill(obs, slot, self._info["final_obs"][slot])
         except (Exception, SystemExit) as error:
             raise environment_error(UNKNOWN_SLOT, "step", error) from error
         if self.mode is not AutoresetMode.NEXT_STEP:
             return None
         stepped, self._resets_next = ~self._resets_next, np.zeros(self.num, bool)
         return stepped
+
+    def final_info(self, slot: int) -> Any:
+        # With SAME_STEP, the rest of the info is that of the reset.
+        info = self._info.get("final_info", {}) if self.mode is AutoresetMode.SAME_STEP else self._info
+        if isinstance(info, Mapping):
+            return info_of_env(info, slot, self.num)
+        return info[slot] if isinstance(info, (np.ndarray, list, tuple)) else {}  # older versions had a list of infos
 
     def close(self) -> None:
         close(self.env)
@@ -127,6 +135,9 @@ class CartPoleSlots:
         obs[:], reward[:], ended[0], ended[1], _ = env.step(actions)
         env.prev_done[:] = False  # else the next step would reset these environments
 
+    def final_info(self, slot: int) -> Any:
+        return {}  # it never has any
+
     def close(self) -> None:
         close(self.env)
 
@@ -148,6 +159,7 @@ class EnvPoolSlots:
             warnings.filterwarnings("ignore", message=".*precision lowered")
             self.observation_space, self.action_space = env.observation_space, env.action_space
         self._dtype = np.int32 if np.issubdtype(self.action_space.dtype, np.integer) else np.float64
+        self._info: dict[str, Any] = {}  # of the last step
 
     def started_from_seed(self, slot: int) -> bool:
         return False
@@ -173,7 +185,12 @@ class EnvPoolSlots:
             reward[order], ended[0, order], ended[1, order] = rewards, terminated, truncated
         except (Exception, SystemExit) as error:
             raise environment_error(UNKNOWN_SLOT, "step", error) from error
+        self._info = info
         return info
+
+    def final_info(self, slot: int) -> Any:
+        order = self._info["env_id"]
+        return info_of_env(self._info, int(np.flatnonzero(order == slot)[0]), len(order))
 
     def close(self) -> None:
         close(self.env)
@@ -216,10 +233,35 @@ class EnvPoolAtariSlots(EnvPoolSlots):
         over = ended[:, order].any(0)
         assert self.scores is not None
         for slot in order[over].tolist():
-            self.scores.append(Score(slot, float(self._score[slot]), int(self._steps[slot])))
+            self.scores.append(
+                Score(slot, float(self._score[slot]), int(self._steps[slot]), EnvPoolSlots.final_info(self, slot))
+            )
         self._life_lost[order] = self.terminal_on_life_loss & (lives > 0) & (lives < self._lives[order]) & ~over
         self._lives[order] = lives
         return order
+
+
+def info_of_env(info: Mapping[str, Any], index: int, num: int) -> dict[str, Any]:
+    """Return the info of one of `num` environments, from that of a vector of them.
+
+    An entry `key` may have a mask `_key` of the environments that it applies to.
+
+    >>> info_of_env({"lives": np.array([3, 2]), "won": np.array([1, 0]), "_won": np.array([True, False])}, 1, 2)
+    {'lives': np.int64(2)}
+    """
+    entries: dict[str, Any] = {}
+    for key, value in info.items():
+        if key.startswith("_") and key[1:] in info:
+            continue
+        mask = info.get(f"_{key}")
+        if mask is not None and not mask[index]:
+            continue
+        if isinstance(value, Mapping):
+            entries[key] = info_of_env(value, index, num)
+        else:
+            is_array = isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim > 0)
+            entries[key] = value[index] if is_array and len(value) == num else value
+    return entries
 
 
 def fill_rows(tree: Tree, rows: Array, values: Any) -> None:

@@ -128,6 +128,7 @@ class Split(Stage):
         self.left: set[str] = set()  # branches that were closed
         self.ended = False
         self.max_lead = 1  # items that a branch may be ahead of another, for now
+        self._pending_poll = -1  # of the run, in which the parent had no item
 
     def poll_branch(self, name: str) -> Item | NoItem:
         """Return the next item for a branch."""
@@ -140,9 +141,14 @@ class Split(Stage):
         if self.backlog >= self.max_lead:
             self.run.blocked.append(self)
             return NoItem.PENDING
+        if self._pending_poll == self.run.num_polls:
+            # An item that arrives meanwhile goes to the branch that asked first: whose turn it is must not depend on
+            # the speed of actors.
+            return NoItem.PENDING
         answer: Item | NoItem = self.parent.poll()
         if isinstance(answer, NoItem):
             self.ended = answer is NoItem.END
+            self._pending_poll = self.run.num_polls
             return answer
         self.meter.items += 1
         for other in self.queues.keys() - self.left - {name}:

@@ -79,6 +79,7 @@ class Gather(Stage):
             synchronous=type(self) is GatherSync,
         )
         self.ready: deque[tuple[int, tuple[Any, Envelope]]] = deque()  # items received, with the index of their shard
+        self.not_ready: list[ShardGuest] = []  # shards that had no item yet, and are to be asked again
         self.opened = False
         self.requested = False  # in GatherSync, the current round; in GatherAsync, the first items
 
@@ -97,7 +98,10 @@ class Gather(Stage):
                 continue
             if len(answer) == 2:
                 shard.positions, shard.num_held = answer
-                self.requester.request(shard)
+                if shard.feeder is not None:
+                    self.requester.request(shard)
+                else:
+                    self.not_ready.append(shard)
                 continue
             value, envelope_fields, shard.positions, shard.num_held, report = answer
             envelope = Envelope(shard.sources, *envelope_fields)
@@ -108,6 +112,12 @@ class Gather(Stage):
                 shard.reports[-1] = report
             if self.run.has_subscribers:
                 self.run.record_arrival(shard, envelope)
+
+    def ask_again(self) -> None:
+        """Request an item from the shards that had none yet. Not in `receive`, or a run could never be drained."""
+        shards, self.not_ready = self.not_ready, []
+        for shard in [shard for shard in shards if not shard.ended]:
+            self.requester.request(shard)
 
     def feed(self) -> None:
         """Feed the shards that need it."""
@@ -153,6 +163,7 @@ class GatherSync(Gather):
             for shard in [shard for shard in self.shards if not shard.ended and shard.index not in already_ready]:
                 self.requester.request(shard)
         self.receive()
+        self.ask_again()
         if self.requester.num_outstanding:
             self.feed()
             self.waiting.append(self.meter)
@@ -183,6 +194,8 @@ class GatherAsync(Gather):
         self.pending_requests.send()  # of other gathers too: no shard waits for its gather's turn in a union
         if self.requester.arrivals:
             self.receive()
+        if self.not_ready:
+            self.ask_again()
         if self.ready:
             index, (value, envelope) = self.ready.popleft()
             self.meter.count_lag(envelope)

@@ -81,6 +81,13 @@ class StreamEnd(Exception):
     """Raised by the method behind `create(actors, method)` to end its stream."""
 
 
+class NotReady(Exception):
+    """Raised by the method behind `create(actors, method)` that has no item yet: it is called again.
+
+    The method should first wait a little for what it needs, as calls follow one another.
+    """
+
+
 class Shard(NamedTuple):
     """One of the streams that make up a ParIter. Injected into operators that declare `shard=injected`."""
 

@@ -53,6 +53,7 @@ class Run(Observable, AbstractContextManager["Run[T_co]"], Iterator[T_co], Gener
         actors = [actor for node in self.nodes for actor in node.actors]
         self.wakeups = Wakeups(actors)
         self.newest_version = partial(newest_version, actors)
+        self.num_polls = 0
         self.waiting: list[Meter] = []  # meters of the stages that wait for a shard, thread or actor
         self._closed, self._left_at = False, time.perf_counter()
         self._deadline: float | None = None  # of the current `next`
@@ -121,6 +122,7 @@ class Run(Observable, AbstractContextManager["Run[T_co]"], Iterator[T_co], Gener
             ]:
                 self.block()
         while not self._closed:
+            self.num_polls += 1
             self.wakeups.clear()
             self.blocked.clear()
             self.waiting.clear()

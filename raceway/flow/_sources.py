@@ -16,6 +16,7 @@ from raceway.flow._graph import (
     Envelope,
     Item,
     NoItem,
+    NotReady,
     OperatorContext,
     OperatorSpec,
     Shard,
@@ -126,6 +127,11 @@ class SourceReader(Operator):
         except (StopIteration, StreamEnd):  # the end; a StopIteration inside a method is a RuntimeError here
             self.ended = True
             return NoItem.END
+        except NotReady as error:
+            if self.actor_context is None:  # in the driver, which would have nothing to wait for
+                raise self.operator_error(error, None) from error
+            self._items = None  # the exception has ended the generator
+            return NoItem.PENDING
         except Exception as error:
             raise self.operator_error(error, None) from error
         seconds = _clock() - start

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raceway.autograd.row_blocks import run_blocks
+
 
 class Adam:
     """Descends gradients scaled by their running moments: θ ← θ - α m̂ / (√v̂ + ε)."""
@@ -46,7 +48,9 @@ class Adam:
     @torch.no_grad()
     def clip_grad_norm(self, max_norm: float) -> float:
         """Scale the gradients to a norm of at most `max_norm`, and return the norm before."""
-        norm = math.sqrt(sum(float(vector.gradient.norm()) ** 2 for vector in self.vectors))
+        # On one thread: the last bits of a sum depend on how it is split.
+        norms = run_blocks(lambda _: [float(vector.gradient.norm()) for vector in self.vectors], [slice(None)])[0]
+        norm = math.sqrt(sum(norm**2 for norm in norms))
         if norm > max_norm:
             for vector in self.vectors:
                 vector.gradient *= max_norm / norm

@@ -9,32 +9,32 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from raceway.agents.policy import Policy
+from raceway.agents.agent import Agent
 from raceway.autograd.tape import use_tape
 from raceway.rl import Batch
 
 Parameters = dict[str, Tensor]
-PlainLoss = Callable[[Policy, Batch], Tensor]
+PlainLoss = Callable[[Agent, Batch], Tensor]
 
 
-def loss_with(policy: Policy, params: Parameters, loss: PlainLoss, batch: Batch) -> Tensor:
-    """Return the loss of the policy with these parameters instead of its own."""
+def loss_with(agent: Agent, params: Parameters, loss: PlainLoss, batch: Batch) -> Tensor:
+    """Return the loss of the agent with these parameters instead of its own."""
     with use_tape(None):
-        named = {f"policy.{name}": value for name, value in params.items()}
-        return functional_call(_LossModule(policy, loss), named, (batch,))
+        named = {f"agent.{name}": value for name, value in params.items()}
+        return functional_call(_LossModule(agent, loss), named, (batch,))
 
 
 def adapt_parameters(
-    policy: Policy, loss: PlainLoss, lr: float, batches: Iterable[Batch], first_order: bool = False
+    agent: Agent, loss: PlainLoss, lr: float, batches: Iterable[Batch], first_order: bool = False
 ) -> Parameters:
-    """Return the parameters after one step θ' = θ - α ∇ loss(θ) for every batch. The policy is not changed.
+    """Return the parameters after one step θ' = θ - α ∇ loss(θ) for every batch. The agent is not changed.
 
     Finn et al. 2017, https://arxiv.org/abs/1703.03400, eq. 1. The gradient with respect to θ passes through the steps,
     which needs the second derivatives of the loss; with `first_order` these are taken as zero.
     """
-    params: Parameters = dict(policy.named_parameters())
+    params: Parameters = dict(agent.named_parameters())
     for batch in batches:
-        value = loss_with(policy, params, loss, batch)
+        value = loss_with(agent, params, loss, batch)
         options: Any = {"create_graph": not first_order, "allow_unused": True, "materialize_grads": True}
         gradients = torch.autograd.grad(value, list(params.values()), **options)
         steps = zip(params.items(), gradients, strict=True)
@@ -43,11 +43,11 @@ def adapt_parameters(
 
 
 class _LossModule(nn.Module):
-    """A loss as a module, for `functional_call` to replace the parameters of its policy."""
+    """A loss as a module, for `functional_call` to replace the parameters of its agent."""
 
-    def __init__(self, policy: Policy, loss: PlainLoss) -> None:
+    def __init__(self, agent: Agent, loss: PlainLoss) -> None:
         super().__init__()
-        self.policy, self.loss = policy, loss
+        self.agent, self.loss = agent, loss
 
     def forward(self, batch: Batch) -> Tensor:
-        return self.loss(self.policy, batch)
+        return self.loss(self.agent, batch)

@@ -1,57 +1,77 @@
-"""The learner: a policy, its optimiser, and the gradient steps that it takes on a batch."""
+"""The learner: an agent, its objectives with their optimisers, and the gradient steps that it takes on a batch."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raceway.agents.policy import Policy, Weights, as_tensor
+from raceway.agents.agent import Agent
+from raceway.agents.policy import as_tensor
+from raceway.agents.weights import Weights, copy_weights
+from raceway.autograd.row_blocks import BlockThreads
 from raceway.autograd.tape import Tape, use_tape
 from raceway.errors import ConfigError
-from raceway.learner.adam import Adam
-from raceway.rl import Batch, LinearSchedule, num_steps, split_episodes, tree_map, without_episode_columns
-
-Metrics = dict[str, Any]
-Loss = Callable[[Policy, Batch], Tensor | tuple[Tensor, Metrics]]
-"""Takes a policy and a batch of tensors, and returns the loss, optionally with metrics by name. The metric `td_error`
-has one value for each row, its priority."""
+from raceway.learner.active_objectives import ActiveObjective, check_disjoint
+from raceway.learner.global_random import GlobalRandom
+from raceway.learner.objectives import Loss, LossOutput, Metrics, Objective, Schedule, Target, check_loss_output
+from raceway.learner.target_networks import TargetNetworks
+from raceway.rl import (
+    Batch,
+    Layout,
+    LinearSchedule,
+    has_segments,
+    layout_of,
+    num_steps,
+    split_episodes,
+    tree_map,
+    without_episode_columns,
+)
 
 VersionedWeights = tuple[int, Weights]
 """A version number, and the weights of that version."""
-Schedule = Callable[[int], float]
-"""A setting as a function of the number of environment steps so far."""
+WHOLE_AGENT = "agent"
+"""Name of the objective that trains all parts of an agent with one optimiser."""
 
 _MAX_ACTIVATIONS = 1 << 19  # that a network computes at once: 2 MB
 
 
+class TrainingOutput(NamedTuple):
+    """The result of training on a batch."""
+
+    metrics: Metrics
+    """The means over all gradient steps, by name."""
+    priorities: np.ndarray | None = None
+    """The new priorities of the batch's rows, if the loss computed them."""
+
+
 class Learner:
-    """A policy in training, with its optimiser, target network, device and threads.
+    """An agent in training, with its optimisers, target networks, device and threads.
 
     The number of threads is a setting and does not depend on the machine: it changes the last bits of gradients.
 
     Args:
-        policy: the policy to train. It is moved to the device.
-        lr: the learning rate, or a schedule of it over environment steps.
+        agent: the agent to train. It is moved to the device.
+        lr: the learning rate, or a schedule of it over the progress of the run.
         threads: the number of threads for computing.
         max_grad_norm: the norm to which gradients are clipped.
         epsilon: Adam's epsilon.
-        seed: the seed for shuffling minibatches.
+        seed: the seed for shuffling minibatches, and of random numbers in losses.
         device: the torch device, such as `cpu` or `cuda`.
         remote: whether training runs on another thread or process than the one that sends weights. Each training step
             then publishes a copy of the weights.
+        counts_updates: whether the progress of the run is counted in updates instead of environment steps.
     """
 
     def __init__(
         self,
-        policy: Policy,
+        agent: Agent,
         lr: float | Schedule,
         threads: int = 1,
         *,
@@ -60,108 +80,208 @@ class Learner:
         seed: int = 0,
         device: str = "cpu",
         remote: bool = False,
+        counts_updates: bool = False,
     ) -> None:
-        self.policy, self.threads, self.max_grad_norm = policy.to(device), threads, max_grad_norm
-        self.device, self.remote = device, remote
+        self.agent, self.threads, self.max_grad_norm = agent.to(device), threads, max_grad_norm
+        self.epsilon, self.device, self.remote, self.counts_updates = epsilon, device, remote, counts_updates
         self.lr: Schedule = lr if callable(lr) else LinearSchedule(lr, lr, 1)
-        self.steps = 0
-        """Environment steps trained on so far."""
-        self.optimiser = Adam(policy.parameters(), self.lr(0), epsilon=epsilon)
-        self.chunk_steps = max(_MAX_ACTIVATIONS // activations_per_step(policy), 1)
-        self._random = torch.Generator().manual_seed(seed)
-        self._target: Policy | None = None
+        self.steps = self.steps_before = 0
+        """Progress of the run in environment steps: of all batches so far, or as the last batch said (`env_steps`);
+        or in updates."""
+        self.version = 0
+        """The number of updates so far: gradient steps, or rounds of them if there are several objectives."""
+        self.chunk_steps = max(_MAX_ACTIVATIONS // activations_per_step(agent), 1)
+        self.random = torch.Generator().manual_seed(seed)
+        """The generator of minibatches and of losses."""
+        self.global_random = GlobalRandom(seed)
+        self.objectives: dict[str, ActiveObjective] = {}
+        self.targets: TargetNetworks | None = None
+        self._restored: dict[str, Any] = {}  # states of objectives and targets that are not prepared yet
         self._published: VersionedWeights | None = None
+        self._block_threads = BlockThreads(threads)
+
+    def prepare(self, objectives: Mapping[str, Objective], targets: Sequence[Target] = ()) -> None:
+        """Create the optimisers of objectives, and the target networks, unless they exist already."""
+        if targets and self.targets is None:
+            self.targets = TargetNetworks(self.agent, targets)
+            if self._restored.get("target") is not None:
+                self.targets.restore(self._restored.pop("target"))
+        missing = {name: objective for name, objective in objectives.items() if name not in self.objectives}
+        if not missing:
+            return
+        defaults: dict[str, Any] = {"lr": self.lr, "max_grad_norm": self.max_grad_norm, "epsilon": self.epsilon}
+        created = {name: ActiveObjective(name, entry, self.agent, **defaults) for name, entry in missing.items()}
+        check_disjoint([*self.objectives.values(), *created.values()])
+        self.objectives |= created
+        for name, objective in created.items():
+            if name in self._restored.get("objectives", {}):
+                objective.restore(self._restored["objectives"].pop(name))
 
     @property
-    def version(self) -> int:
-        """The number of gradient steps taken so far."""
-        return self.optimiser.steps
+    def _whole_agent(self) -> ActiveObjective:
+        """The objective that trains all parts with one optimiser, for gradients that are computed elsewhere."""
+        self.prepare({WHOLE_AGENT: Objective(loss=_no_loss)})
+        return self.objectives[WHOLE_AGENT]
 
     @property
-    def target(self) -> Policy:
-        """The target network: a copy of the policy that is updated separately."""
-        if self._target is None:
-            self._target = copy.deepcopy(self.policy).requires_grad_(False)
-        return self._target
+    def optimiser(self) -> Any:
+        """The optimiser of the whole agent, if there is one objective for all its parts."""
+        return self._whole_agent.optimiser
 
-    def train(self, loss: Loss, batch: Batch, num_epochs: int = 1, num_minibatches: int = 1) -> Metrics:
-        """Take a gradient step on every minibatch of every epoch, and return the mean metrics.
+    def train(
+        self,
+        objectives: Loss | Mapping[str, Objective],
+        batch: Batch,
+        num_epochs: int = 1,
+        num_minibatches: int = 1,
+        targets: Sequence[Target] = (),
+    ) -> TrainingOutput:
+        """Take a gradient step on every minibatch of every epoch, for every objective.
 
         A batch of whole episodes is one step, and its loss must be a mean over episodes: it is computed in chunks that
         fit into the caches, which takes two thirds of the time and much less memory.
+
+        Args:
+            objectives: the objectives in the order of their steps; or a loss that trains the whole agent.
+            batch: the batch.
+            num_epochs: passes over the batch.
+            num_minibatches: minibatches of a pass.
+            targets: the target networks that are updated after each step.
         """
-        metrics = []
-        self.optimiser.lr = self.lr(self.steps)
-        self.steps += num_steps(batch)
-        with self._own_threads():
-            if "length" in batch:
+        if not isinstance(objectives, Mapping):
+            objectives = {WHOLE_AGENT: Objective(loss=objectives)}
+        self.prepare(objectives, targets)
+        active = [(self.objectives[name], objective.loss) for name, objective in objectives.items()]
+        batch = self._count_steps(batch)
+        for objective, _ in active:
+            objective.set_lr(self.steps_before)
+        metrics, priorities = [], None
+        with self._own_threads(), self.global_random.used_by(self.agent, [loss for _, loss in active]):
+            if layout_of(batch) is Layout.EPISODES:
+                if list(objectives) != [WHOLE_AGENT]:
+                    names = ", ".join(objectives)
+                    raise ConfigError(
+                        f"a batch of whole episodes trains with one loss for the whole agent, not with the objectives "
+                        f"{names}. Use fragments of a fixed number of steps."
+                    )
                 chunks, total = split_episodes(without_episode_columns(batch), self.chunk_steps), len(batch["length"])
-                metrics.append(self.step(partial(self._chunk_loss, loss, chunk, total) for chunk in chunks))
+                metrics.append(self.step(partial(self._chunk_loss, *active[0], chunk, total) for chunk in chunks))
+                if self.targets is not None:
+                    self.targets.update(self.version)
             else:
                 rows = tensors_of(batch, self.device)
                 for _ in range(num_epochs):
                     for minibatch in self._minibatches(rows, num_minibatches):
-                        metrics.append(self.step([partial(loss, self.policy, minibatch)]))
-                self.policy.observe(rows)
-        return mean_metrics(metrics)
+                        update, priorities = self._update(active, minibatch)
+                        metrics.append(update)
+                self.agent.observe(rows)
+        return TrainingOutput(mean_metrics(metrics), priorities)
 
-    def step(self, losses: Iterable[Callable[[], Tensor | tuple[Tensor, Metrics]]]) -> Metrics:
-        """Take one gradient step on the sum of some losses, computed one after the other."""
-        self.optimiser.zero_grad()
+    def _count_steps(self, batch: Batch) -> Batch:
+        """Advance the progress of the run: by the steps of the batch, or to those that its `env_steps` says."""
+        if self.counts_updates:
+            self.steps_before = self.steps = self.version
+            return batch
+        self.steps_before = self.steps
+        if "env_steps" not in batch:
+            self.steps += num_steps(batch)
+            return batch
+        self.steps_before = self.steps = int(batch["env_steps"])
+        return {name: column for name, column in batch.items() if name != "env_steps"}
+
+    def _update(
+        self, active: Sequence[tuple[ActiveObjective, Loss]], minibatch: Batch
+    ) -> tuple[Metrics, np.ndarray | None]:
+        """Take a step for every objective that is due, update the targets, and return metrics and priorities."""
+        metrics, priorities = Metrics(), None
+        self.version += 1
+        for objective, loss in active:
+            if self.version % objective.every:
+                continue
+            with objective.isolated():
+                output = self._minimise(objective, loss, minibatch)
+            metrics |= output.metrics
+            if output.priorities is not None:
+                priorities = output.priorities.detach().cpu().numpy()
+        if self.targets is not None:
+            self.targets.update(self.version)
+        return metrics, priorities
+
+    def _minimise(self, objective: ActiveObjective, loss: Loss, minibatch: Batch) -> LossOutput:
+        """Take a step for one objective, and return what its loss returned, with its metrics by their full names."""
+        tape = Tape()
+        with use_tape(tape):
+            output = check_loss_output(objective.call(loss, self.agent, minibatch, self.random), objective.name)
+        tape.backward(output.value)
+        metrics = {objective.metric("loss"): float(output.value.detach()), **output.metrics}
+        return output._replace(metrics=metrics | objective.clip_and_step())
+
+    def step(self, losses: Iterable[Callable[[], Any]]) -> Metrics:
+        """Take one gradient step of the whole agent on the sum of some losses, computed one after the other."""
+        objective = self._whole_agent
+        objective.optimiser.zero_grad()
         with self._own_threads():
             metrics = backward(losses)
-            metrics |= self._clip_and_step()
+            metrics |= objective.clip_and_step()
+        self.version += 1
         return metrics
 
     def apply(self, gradients: Weights, num_steps: int = 0) -> Metrics:
         """Take one gradient step with gradients of another process, computed from `num_steps` environment steps."""
-        self.optimiser.zero_grad()
-        self.optimiser.lr = self.lr(self.steps)
+        objective = self._whole_agent
+        objective.optimiser.zero_grad()
+        objective.set_lr(self.steps)
         self.steps += num_steps
-        for name, parameter in self.policy.named_parameters():
+        for name, parameter in self.agent.named_parameters():
             if name in gradients:
                 parameter.grad.copy_(as_tensor(gradients[name]))  # type: ignore[union-attr]
-        return self._clip_and_step()
+        self.version += 1
+        return objective.clip_and_step()
 
     def publish(self) -> VersionedWeights | None:
         """Publish a copy of the current weights if the learner is remote, and return the latest published ones."""
         if self.remote:
-            self._published = self.version, copy_weights(self.policy.weights())
+            self._published = self.version, copy_weights(self.agent.weights())
         return self._published
 
     @property
     def published_weights(self) -> VersionedWeights:
         """The weights for workers: the latest published, or the current ones if none were."""
-        return self._published or (self.version, self.policy.weights())
+        return self._published or (self.version, self.agent.weights())
 
     def load_published(self, published: VersionedWeights) -> None:
         """Load weights that a remote learner has published, if they are newer than these."""
         version, weights = self._published = published
         if version > self.version:
-            self.policy.load(weights)
-            self.optimiser.steps = version
+            self.agent.load(weights)
+            self.version = version
 
     def state(self) -> Any:
         """Return the state for a checkpoint. Later training does not change it."""
+        objectives = {name: objective.state() for name, objective in self.objectives.items()}
+        target = self._restored.get("target") if self.targets is None else self.targets.state()
         return {
-            "policy": copy_weights(self.policy.weights()),
-            "target": None if self._target is None else copy_weights(self._target.weights()),
-            "optimiser": self.optimiser.state(),
+            "policy": copy_weights(self.agent.weights()),
+            "target": target,
+            "objectives": {**self._restored.get("objectives", {}), **objectives},
             "steps": self.steps,
-            "random": self._random.get_state().numpy().copy(),
+            "version": self.version,
+            "random": self.random.get_state().numpy().copy(),
+            "global_random": self.global_random.state,
         }
 
     def restore(self, state: Any) -> None:
-        """Restore a state."""
-        self.policy.load(state["policy"])
-        if state["target"] is not None:
-            self.target.load(state["target"])
-        self.optimiser.restore(state["optimiser"])
-        self.steps, self._published = state["steps"], None
-        self._random.set_state(torch.from_numpy(np.array(state["random"])))
+        """Restore a state. Objectives and targets are created, and restored, when they are prepared."""
+        self.agent.load(state["policy"])
+        self.agent.remove_target()
+        self.objectives, self.targets = {}, None  # a state from before the first step has none
+        self.steps, self.version, self._published = state["steps"], state["version"], None
+        self.random.set_state(torch.from_numpy(np.array(state["random"])))
+        self.global_random.state = state.get("global_random")
+        self._restored = {"target": state["target"], "objectives": dict(state["objectives"])}
 
-    def _chunk_loss(self, loss: Loss, chunk: Batch, num_episodes: int) -> Tensor:
-        value = loss(self.policy, tensors_of(chunk, self.device))
+    def _chunk_loss(self, objective: ActiveObjective, loss: Loss, chunk: Batch, num_episodes: int) -> Tensor:
+        value = objective.call(loss, self.agent, tensors_of(chunk, self.device), self.random)
         assert isinstance(value, Tensor)
         return value * (len(chunk["length"]) / num_episodes)
 
@@ -169,22 +289,24 @@ class Learner:
         """Return the metric `policy_lag`: the number of gradient steps since a version of the weights."""
         return {} if version is None else {"policy_lag": self.version - version}
 
-    def _clip_and_step(self) -> Metrics:
-        norm = None if self.max_grad_norm is None else self.optimiser.clip_grad_norm(self.max_grad_norm)
-        self.optimiser.step()
-        return {} if norm is None else {"grad_norm": norm}
-
     def _minibatches(self, rows: Batch, num: int) -> Iterator[Batch]:
         if num == 1:
             yield rows
             return
-        total = len(rows["action"])
+        by_segment = has_segments(rows)  # of which a recurrent network sees all steps together
+        total = len(rows["segment"] if by_segment else rows["action"])
         if num > total:
             raise ConfigError(
-                f"a batch of {total} steps cannot be split into {num} minibatches. Use fewer, or more steps."
+                f"a batch of {total} {'sequences' if by_segment else 'steps'} cannot be split into {num} minibatches. "
+                f"Use fewer, or more {'environments' if by_segment else 'steps'}."
             )
-        order = torch.randperm(total, generator=self._random).to(self.device)
-        shuffled = tree_map(lambda column: column[order], rows)  # once, so that minibatches are views
+        order = torch.randperm(total, generator=self.random)
+        if by_segment:
+            yield from segment_minibatches(rows, order, num)
+            return
+        index = order.to(self.device)
+        # Once, so that minibatches are views. `column[index]` takes seven times as long for images.
+        shuffled = tree_map(lambda column: column.index_select(0, index), rows)
         edges = [index * (total // num) + min(index, total % num) for index in range(num + 1)]
         for first, end in pairwise(edges):
             yield tree_map(lambda column, first=first, end=end: column[first:end], shuffled)
@@ -195,7 +317,8 @@ class Learner:
         if before != self.threads:
             torch.set_num_threads(self.threads)
         try:
-            yield
+            with self._block_threads.active():
+                yield
         finally:
             if before != self.threads:
                 torch.set_num_threads(before)  # environments in the same process are stepped with one thread
@@ -216,6 +339,29 @@ class HasLearner:
         self.learner.restore(state)
 
 
+def segment_minibatches(rows: Batch, order: Tensor, num: int) -> Iterator[Batch]:
+    """Yield minibatches of whole segments in this order, with about the same number of rows each.
+
+    Args:
+        rows: rows of concatenated segments, with the columns `segment` and `state`; see `flatten_steps`.
+        order: the order of the segments.
+        num: the number of minibatches.
+    """
+    lengths = rows["segment"][order]
+    first_rows = (rows["segment"].cumsum(0) - rows["segment"])[order]
+    ends = lengths.cumsum(0)
+    edges = torch.searchsorted(ends, torch.arange(1, num) * (ends[-1] / num)) + 1
+    for first, end in pairwise([0, *edges.tolist(), len(order)]):
+        if first >= end:
+            continue
+        sizes, chosen = lengths[first:end], order[first:end]
+        offsets = torch.arange(int(sizes.sum())) - torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)
+        index = torch.repeat_interleave(first_rows[first:end], sizes) + offsets
+        by_segment = {"segment": sizes, "state": tree_map(lambda part, chosen=chosen: part[chosen], rows["state"])}
+        columns = {name: column for name, column in rows.items() if name not in by_segment}
+        yield tree_map(lambda column, index=index: column[index], columns) | by_segment
+
+
 def resolve_device(name: str) -> str:
     """Return the torch device for a setting. Raise ConfigError if it is not available."""
     if name == "auto":
@@ -227,28 +373,31 @@ def resolve_device(name: str) -> str:
     return name
 
 
-def gradients_of(policy: Policy, loss: Loss, batch: Batch) -> tuple[Weights, Metrics]:
-    """Return the gradients of a loss by parameter name, and the metrics. The policy is not changed."""
-    policy.zero_grad(set_to_none=True)
-    metrics = backward([partial(loss, policy, tensors_of(batch))])
+def gradients_of(agent: Agent, loss: Loss, batch: Batch) -> tuple[Weights, Metrics]:
+    """Return the gradients of a loss by parameter name, and the metrics. The agent is not changed."""
+    agent.zero_grad(set_to_none=True)
+    metrics = backward([partial(loss, agent, tensors_of(batch))])
     gradients = {
-        name: parameter.grad.numpy() for name, parameter in policy.named_parameters() if parameter.grad is not None
+        name: parameter.grad.numpy() for name, parameter in agent.named_parameters() if parameter.grad is not None
     }
-    policy.zero_grad(set_to_none=True)
+    agent.zero_grad(set_to_none=True)
     return gradients, mean_metrics([metrics])
 
 
-def backward(losses: Iterable[Callable[[], Tensor | tuple[Tensor, Metrics]]]) -> Metrics:
+def backward(losses: Iterable[Callable[[], Any]]) -> Metrics:
     """Accumulate the gradients of some losses, and return the sum of the losses and the metrics of the last."""
     total, metrics, tape = 0.0, Metrics(), Tape()
     for loss in losses:
         with use_tape(tape):
-            value = loss()
-        if isinstance(value, tuple):
-            value, metrics = value
-        tape.backward(value)
-        total += float(value.detach())
+            output = check_loss_output(loss(), "function")
+        metrics = output.metrics
+        tape.backward(output.value)
+        total += float(output.value.detach())
     return {"loss": total, **metrics}
+
+
+def _no_loss(agent: Agent, batch: Batch) -> Tensor:
+    raise ConfigError("this learner applies gradients that are computed elsewhere, and has no loss")
 
 
 def tensors_of(batch: Batch, device: str = "cpu") -> Batch:
@@ -258,25 +407,13 @@ def tensors_of(batch: Batch, device: str = "cpu") -> Batch:
     )
 
 
-def copy_weights(weights: Weights) -> Weights:
-    """Return a copy of the weights, which later training does not change."""
-    return {name: np.array(array) for name, array in weights.items()}
-
-
 def mean_metrics(steps: list[Metrics]) -> Metrics:
-    """Return the mean of every metric over some steps; for metrics with a value for each row, the last."""
+    """Return the mean of every metric over some steps."""
     values_of: dict[str, list[Any]] = {}
     for metrics in steps:
         for name, value in metrics.items():
             values_of.setdefault(name, []).append(value.detach() if isinstance(value, Tensor) else value)
-    return {name: _mean(values) for name, values in values_of.items()}
-
-
-def _mean(values: list[Any]) -> Any:
-    last = values[-1]
-    if isinstance(last, Tensor) and last.ndim:
-        return last.cpu().numpy()
-    return last if np.ndim(last) else float(np.mean([float(value) for value in values]))
+    return {name: float(np.mean([float(value) for value in values])) for name, values in values_of.items()}
 
 
 def activations_per_step(network: nn.Module) -> int:

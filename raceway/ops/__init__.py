@@ -4,7 +4,9 @@ An operator with attributes that change while it runs derives from `Stateful` an
 constants are part of its construction and are not saved.
 """
 
-from raceway.learner.learner import Learner, Loss
+from raceway.learner.exploration import Exploration
+from raceway.learner.learner import Learner
+from raceway.learner.objectives import Loss, LossAndMetrics, LossOutput, Objective, Target
 from raceway.ops.batches import (
     AddAdvantages,
     AddLogProbs,
@@ -13,6 +15,7 @@ from raceway.ops.batches import (
     ConcatFragments,
     StandardizeFields,
 )
+from raceway.ops.datasets import DatasetReader, DatasetSettings, parallel_dataset
 from raceway.ops.meta import FitBaseline, InnerAdapt, MetaUpdate
 from raceway.ops.replay import (
     ReplaySettings,
@@ -23,7 +26,7 @@ from raceway.ops.replay import (
     replay_limits,
 )
 from raceway.ops.replay_insertion import ReplayCounts
-from raceway.ops.report import CountSteps, MergeStats, ReportMetrics, TrainStats
+from raceway.ops.report import AddProgress, CountSteps, MergeStats, ReportMetrics, TrainStats
 from raceway.ops.rollouts import RolloutSettings, RolloutWorker, episodes_of_shard, parallel_rollouts
 from raceway.ops.train import (
     ApplyGradients,
@@ -32,14 +35,14 @@ from raceway.ops.train import (
     Explore,
     Gradients,
     TrainOneStep,
-    UpdateTarget,
 )
-from raceway.ops.transitions import Sequences, Transitions
+from raceway.ops.transitions import Sequences, Transitions, replay_rows
 from raceway.ops.weights import Fresh, UpdateWeights
 
 __all__ = [
     "AddAdvantages",
     "AddLogProbs",
+    "AddProgress",
     "AddReturns",
     "ApplyGradients",
     "AverageGradients",
@@ -47,6 +50,9 @@ __all__ = [
     "ConcatBatches",
     "ConcatFragments",
     "CountSteps",
+    "DatasetReader",
+    "DatasetSettings",
+    "Exploration",
     "Explore",
     "FitBaseline",
     "Fresh",
@@ -54,8 +60,11 @@ __all__ = [
     "InnerAdapt",
     "Learner",
     "Loss",
+    "LossAndMetrics",
+    "LossOutput",
     "MergeStats",
     "MetaUpdate",
+    "Objective",
     "ReplayCounts",
     "ReplaySettings",
     "ReplayShard",
@@ -65,14 +74,16 @@ __all__ = [
     "Sequences",
     "StandardizeFields",
     "StoreToReplay",
+    "Target",
     "TrainOneStep",
     "TrainStats",
     "Transitions",
     "UpdatePriorities",
-    "UpdateTarget",
     "UpdateWeights",
     "episodes_of_shard",
+    "parallel_dataset",
     "parallel_replay",
     "parallel_rollouts",
     "replay_limits",
+    "replay_rows",
 ]

@@ -12,13 +12,15 @@ import torch
 from torch import Tensor
 
 from raceway.agents import Weights
+from raceway.agents.modes import acting_mode
 from raceway.engine.base import Actor, Future
 from raceway.flow import injected, send_msg
 from raceway.learner.adaptation import Parameters, PlainLoss, loss_with
-from raceway.learner.learner import Learner, Metrics, mean_metrics, tensors_of
+from raceway.learner.learner import Learner, mean_metrics, tensors_of
+from raceway.learner.objectives import Metrics
 from raceway.ops.report import TrainStats
 from raceway.ops.weights import UpdateWeights
-from raceway.rl import Batch, baseline_advantages, concat, num_steps
+from raceway.rl import Batch, Episodes, baseline_advantages, concat, num_steps
 from raceway.state import Stateful
 
 Task = Sequence[Batch]
@@ -36,11 +38,12 @@ class FitBaseline(Stateful):
     def __init__(self, gamma: float) -> None:
         self.gamma = gamma
 
-    def __call__(self, batch: Batch, *, actor: Any = injected) -> Batch:
+    def __call__(self, batch: Episodes, *, actor: Any = injected) -> Episodes:
         """Return the batch with both columns."""
         advantages = baseline_advantages(batch["obs"], batch["reward"], batch["length"], self.gamma)
-        with torch.inference_mode():
-            return {**batch, "advantage": advantages, "log_prob": actor.policy.log_prob(batch).numpy()}
+        with torch.inference_mode(), acting_mode(actor.agent):
+            log_prob = actor.agent.actor.log_prob(batch).numpy()
+        return Episodes({**batch, "advantage": advantages, "log_prob": log_prob})
 
 
 class InnerAdapt(Stateful):
@@ -74,7 +77,7 @@ class InnerAdapt(Stateful):
 
     def _adapted_weights(self, task: Task) -> Weights:
         adapted = self.adapt(map(tensors_of, task), True)
-        weights = self.weights.learner.policy.weights()
+        weights = self.weights.learner.agent.weights()
         return weights | {name: tensor.detach().numpy() for name, tensor in adapted.items()}
 
     def restore(self, state: Any) -> None:
@@ -107,12 +110,14 @@ class MetaUpdate(Stateful):
 
     def _task_loss(self, *batches: Batch, num_tasks: int) -> Tensor:
         *before, after = batches
-        return loss_with(self.learner.policy, self.adapt(before, self.first_order), self.loss, after) / num_tasks
+        return loss_with(self.learner.agent, self.adapt(before, self.first_order), self.loss, after) / num_tasks
 
 
 def task_stats(tasks: Sequence[Task], metrics: Metrics, **seconds: float) -> TrainStats:
     """Return the stats of a meta-update. The returns are those after adaptation."""
-    first, stats = (TrainStats.of(concat([task[index] for task in tasks]), metrics, **seconds) for index in (0, -1))
+    first, stats = (
+        TrainStats.of(concat([task[index] for task in tasks]), metrics, None, **seconds) for index in (0, -1)
+    )
     before, after = float(np.mean(first.returns)), float(np.mean(stats.returns))
     stats.num_steps = sum(num_steps(batch) for task in tasks for batch in task)
     stats.metrics |= {"rollout/before_rew_mean": before, "rollout/adaptation_gain": after - before}

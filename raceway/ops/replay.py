@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import time
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ import numpy as np
 from raceway.checks import check_int
 from raceway.engine.base import Actor
 from raceway.errors import ConfigError, FlowError
-from raceway.flow import Envelope, Iter, RateLimit, create, injected, send_msg
+from raceway.flow import Envelope, Iter, NotReady, RateLimit, create, injected, send_msg
 from raceway.ops.replay_insertion import ReplayCounts, ReplayInserter
 from raceway.ops.report import TrainStats
 from raceway.replay import Replay
@@ -22,7 +23,7 @@ from raceway.rl import Batch, num_rows, without_episode_columns
 
 Array = np.ndarray
 
-_NOT_READY_SECONDS = 0.002  # how long a buffer with too few rows waits before it answers
+_NOT_READY_SECONDS = 0.002  # how long a buffer with too few rows waits before it says so
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,17 @@ class ReplaySettings:
                 f"{self.min_size}. Make capacity larger, or min_size smaller."
             )
 
+    def with_rows_of(self, steps: int) -> ReplaySettings:
+        """Return these settings, which count steps, for rows of several steps each."""
+        if steps > 1 and self.stacked:
+            raise ConfigError(
+                "stacked frames are stored once in transitions only, not in the sequences of a recurrent network. "
+                "Set stacked_frames to False."
+            )
+        capacity, batch_size = max(self.capacity // steps, self.num_shards), max(self.batch_size // steps, 1)
+        min_size = min(-(-self.min_size // steps), capacity // self.num_shards)
+        return dataclasses.replace(self, capacity=capacity, batch_size=batch_size, min_size=min_size)
+
     def make(self, number: int) -> Replay:
         """Create the buffer of one shard."""
         rows_per_shard, rest = divmod(self.capacity, self.num_shards)
@@ -84,11 +96,11 @@ class ReplayShard:
         self.buffer.insert(batch)
         return self.counts()
 
-    def sample(self) -> Batch | None:
-        """Return a sampled batch; None, after a short wait, as long as there are too few rows."""
+    def sample(self) -> Batch:
+        """Return a sampled batch. Raise `NotReady`, after a short wait, as long as there are too few rows."""
         if len(self.buffer) < self.settings.min_size:
-            time.sleep(_NOT_READY_SECONDS)  # or the caller would ask thousands of times per second
-            return None
+            time.sleep(_NOT_READY_SECONDS)  # or the flow would ask thousands of times per second
+            raise NotReady
         batch = self.buffer.sample(self.settings.batch_size)
         batch["index"] += self._first_index
         return batch
@@ -129,18 +141,13 @@ def parallel_replay(
 ) -> Iter[Batch]:
     """Return the stream of samples: from whichever shard is ready, or synchronously from all shards in turn.
 
-    A shard whose actor dies is restarted with an empty buffer (or as the failure `policy` says); meanwhile samples
+    A shard with too few rows is pending: in turn, the stream waits for it; otherwise samples come from the others. One
+    whose actor dies is restarted with an empty buffer (or as the failure `policy` says); meanwhile samples
     come from the others.
     """
     renumber = lambda shard: send_msg(shard, "renumber_rows")  # noqa: E731
     samples = create(shards, "sample").on_failure(policy, errors=False, on_restart=renumber)
-    stream: Iter[Any] = samples.gather_sync().flatten() if synchronous else samples.gather_async(num_async)
-    return stream.filter(has_rows)
-
-
-def has_rows(batch: Batch | None) -> bool:
-    """Whether a shard had enough rows to sample from."""
-    return batch is not None
+    return samples.gather_sync().flatten() if synchronous else samples.gather_async(num_async)
 
 
 class UpdatePriorities:
@@ -181,5 +188,10 @@ def replay_limits(
 
 
 def _rows_used(item: Any, batch_size: int) -> int:
-    """Return the number of rows of a stored batch, or of the sample that a training step used."""
-    return (item.num_steps or batch_size) if isinstance(item, TrainStats) else num_rows(without_episode_columns(item))
+    """Return the number of rows of a stored batch, or of the sample that a training step used.
+
+    Of sequences it is the number of steps in them that are trained, in which `batch_size` counts them too.
+    """
+    if not isinstance(item, TrainStats):
+        return num_rows(without_episode_columns(item))
+    return (item.num_steps or batch_size) if item.num_stored is None else item.num_stored

@@ -12,7 +12,10 @@ import numpy as np
 
 from raceway.flow import Envelope, injected
 from raceway.learner.learner import Learner
-from raceway.rl import Batch, episode_sums, num_steps
+from raceway.ops.episode_metrics import EpisodeMetrics
+from raceway.rl import Batch, Layout, episode_sums, is_replayed, layout_of, num_steps
+from raceway.rl.batch import COLLECTED
+from raceway.rl.episode_info import EPISODE_INFO, concat_episodes
 from raceway.state import Stateful, record
 
 _NO_EPISODES = np.empty(0)
@@ -40,25 +43,43 @@ class TrainStats:
     """For a batch from prioritised replay: the `index` of its rows, and their new priorities."""
     published_weights: Any = None
     """The version and weights after the step, if the learner is remote; see `Learner`."""
+    episode_info: np.ndarray | None = None
+    """What was reported of the episodes that ended, if anything; see `raceway.rl.episode_info`."""
+    num_updates: int = 0
+    """Updates of the learner."""
+    num_stored: int | None = None
+    """For a batch of sequences that was stored in replay: the steps in them that are trained."""
 
     @classmethod
-    def of(cls, batch: Batch, metrics: Mapping[str, Any] | None = None, **seconds: float) -> TrainStats:
-        """Return the stats of a batch that was collected, or sampled from replay, and of training on it."""
-        metrics = dict(metrics or {})
-        td_error = metrics.pop("td_error", None)
-        if "length" in batch and "episode_return" not in batch:
+    def of(
+        cls,
+        batch: Batch,
+        metrics: Mapping[str, Any] | None = None,
+        priorities: np.ndarray | None = None,
+        **seconds: float,
+    ) -> TrainStats:
+        """Return the stats of a batch that was collected, or sampled from replay, and of training on it.
+
+        Args:
+            batch: the batch.
+            metrics: the metrics of training on it.
+            priorities: the new priorities of its rows, if it was sampled from replay.
+            seconds: how long each phase took.
+        """
+        returns, lengths = batch.get("episode_return", _NO_EPISODES), batch.get("episode_length", _NO_EPISODES)
+        if layout_of(batch) is Layout.EPISODES and returns is _NO_EPISODES:  # of whole games, if there are scores
             returns, lengths = episode_sums(batch["reward"], batch["length"]), batch["length"]
-        else:
-            returns, lengths = batch.get("episode_return", _NO_EPISODES), batch.get("episode_length", _NO_EPISODES)
-        replayed = "index" in batch  # its environment steps were counted when they were collected
+        replayed = is_replayed(batch)
         return cls(
             num_steps=0 if replayed else num_steps(batch),
             returns=returns,
             lengths=lengths,
-            metrics={f"train/{name}": value for name, value in metrics.items()},
+            metrics={f"train/{name}": value for name, value in (metrics or {}).items()},
             seconds=seconds,
             env_failures=len(batch.get("episode_lost", ())),
-            priorities=(batch["index"], abs(td_error)) if replayed and td_error is not None else None,
+            priorities=(batch["index"], priorities) if replayed and priorities is not None else None,
+            episode_info=batch.get(EPISODE_INFO),
+            num_stored=int(batch["mask"].sum()) if COLLECTED in batch else None,
         )
 
     def add_metrics(self, metrics: Mapping[str, float], **seconds: float) -> TrainStats:
@@ -83,6 +104,8 @@ class TrainStats:
             metrics={name: float(np.mean(values)) for name, values in metrics.items()},
             seconds=dict(seconds),
             env_failures=sum(part.env_failures for part in stats),
+            episode_info=concat_episodes([part.episode_info for part in stats], [len(part.returns) for part in stats]),
+            num_updates=sum(part.num_updates for part in stats),
         )
 
 
@@ -93,8 +116,20 @@ class CountSteps:
         self.learner = learner
 
     def __call__(self, batch: Batch, *, envelope: Envelope = injected) -> TrainStats:
-        """Return the stats, with the policy lag."""
+        """Count the steps of a batch, and return the stats, with the policy lag."""
+        self.learner.steps += num_steps(batch)
         return TrainStats.of(batch, self.learner.lag_metrics(envelope.version))
+
+
+class AddProgress:
+    """Add to samples from replay the progress of the run, `env_steps`: the learner's schedules follow it."""
+
+    def __init__(self, learner: Learner) -> None:
+        self.learner = learner
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Return the batch with the number of environment steps so far."""
+        return {**batch, "env_steps": np.int64(self.learner.steps)}
 
 
 class MergeStats(Stateful):
@@ -123,7 +158,8 @@ class ReportMetrics(Stateful):
         "iterations", "timesteps", "episodes", "env_failures", "returns", "lengths", "best",
     )  # fmt: skip
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter, token: str = "") -> None:
+        self.episode_metrics = EpisodeMetrics(WINDOW, token)
         self.iterations = self.timesteps = self.episodes = self.env_failures = 0
         self.returns: deque[float] = deque(maxlen=WINDOW)
         self.lengths: deque[int] = deque(maxlen=WINDOW)
@@ -143,8 +179,7 @@ class ReportMetrics(Stateful):
 
     def __call__(self, stats: TrainStats) -> dict[str, Any]:
         """Return a row of metrics."""
-        now = self._clock()
-        iteration_seconds, self._last = now - self._last, now
+        seconds = self.phase_seconds("rollouts", stats)
         self.iterations += 1
         self.timesteps += stats.num_steps
         self.episodes += len(stats.returns)
@@ -154,32 +189,45 @@ class ReportMetrics(Stateful):
         mean = self.mean_return
         if mean is not None and self.full:
             self.best = mean if self.best is None else max(self.best, mean)
-        seconds = {"rollouts": max(iteration_seconds - sum(stats.seconds.values()), 0.0), **stats.seconds}
-        elapsed = self.elapsed = now - self._begin
         return {
             "time/iterations": self.iterations,
             "time/total_timesteps": self.timesteps,
             "time/episodes": self.episodes,
-            "time/time_elapsed": elapsed,
-            "time/fps": self.timesteps / elapsed,
+            "time/time_elapsed": self.elapsed,
+            "time/fps": self.timesteps / self.elapsed,
             "rollout/ep_rew_mean": mean,
             "rollout/ep_len_mean": float(np.mean(self.lengths)) if self.lengths else None,
             "rollout/iteration_rew_mean": float(np.mean(stats.returns)) if len(stats.returns) else None,
             **({"rollout/env_failures": self.env_failures} if self.env_failures else {}),
             **stats.metrics,
-            **{f"time/{phase}_seconds": value for phase, value in seconds.items()},
+            **self.episode_metrics.add(len(stats.returns), stats.episode_info),
+            **seconds,
             "returns": [round(value, 6) for value in stats.returns.tolist()],
         }
 
+    def phase_seconds(self, source: str, stats: TrainStats) -> dict[str, float]:
+        """End an iteration, and return how long its phases took. The source took the time that no other phase did."""
+        now = self._clock()
+        iteration_seconds, self._last, self.elapsed = now - self._last, now, now - self._begin
+        seconds = {source: max(iteration_seconds - sum(stats.seconds.values()), 0.0), **stats.seconds}
+        return {f"time/{phase}_seconds": value for phase, value in seconds.items()}
+
     def state(self) -> Any:
         """Return the state to resume from."""
-        return {**super().state(), "wall": self.elapsed}
+        return {**super().state(), "episode_metrics": self.episode_metrics.state(), "wall": self.elapsed}
 
     def restore(self, state: Any) -> None:
         """Resume from a state."""
         super().restore(state)
+        if "episode_metrics" in state:  # not in checkpoints of older versions
+            self.episode_metrics.restore(state["episode_metrics"])
         self.elapsed = state["wall"]
         self.start()
+
+    @property
+    def steps(self) -> int:
+        """What the run counts: environment steps."""
+        return self.timesteps
 
     @property
     def full(self) -> bool:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from raceway.agents import Policy, Weights, make_policy
+from raceway.agents import ActorCritic, Agent, Explorer, Knobs, Sample, Spaces, Weights, build_agent, copy_weights
+from raceway.agents.modes import acting_mode
 from raceway.engine.base import Actor
 from raceway.envs import EnvSettings, Slots, assign_tasks, make_slots
 from raceway.flow import ParIter, Shard, create, injected
-from raceway.learner.learner import copy_weights
 from raceway.rl import Batch
 from raceway.rl.seeding import Purpose, derive_seed
 from raceway.rollouts.collector import Collector
+from raceway.rollouts.episode_reports import EpisodeCallbacks, EpisodeReporter
 from raceway.rollouts.recovery import FailureLog, Recovery
 
 _log = logging.getLogger(__name__)
@@ -24,23 +25,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutSettings:
-    """The environment and policy of rollouts, and how they are collected."""
+    """The environment and agent of rollouts, and how they are collected."""
 
     env: EnvSettings
     num_shards: int
     slots_per_shard: int
     """Environments that are stepped together."""
-    seed: int = 0
-    network: Any = "mlp"
-    hidden: Sequence[int] = field(default=(128,))
-    kind: str = "actor"
-    """Kind of policy; see `make_policy`."""
-    normalise: bool = False
-    """Whether observations are normalised."""
-    activation: str | None = None
-    """Activation function between the layers of an actor-critic."""
-    shared: bool = False
-    """Whether an actor-critic is one network with two heads."""
+    agent: Callable[[Spaces], Agent]
+    """Makes the agent, untrained."""
+    explorer: Callable[[Spaces], Explorer] | None = None
+    """Makes the explorer; by default actions are sampled from the policy."""
     clip_actions: bool = False
     """Whether environments get actions clipped to their bounds. Training uses the unclipped ones."""
     num_episodes: int | None = None
@@ -51,22 +45,21 @@ class RolloutSettings:
     """For environments with tasks: items that a shard collects in a task before it gets the next."""
     repeats_from_seed: bool = True
     """Whether an episode depends on its seed alone; see `Slots`."""
+    seed: int = 0
+    info_keys: tuple[str, ...] = ()
+    """Entries of the info of an episode's last step that are reported."""
+    episode_callbacks: EpisodeCallbacks | None = None
+    """Callbacks that are called at the end of every episode."""
     max_env_failures: int = 10
     """Failures of a shard's environments that are tolerated with no episode ended in between; see `Recovery`."""
 
-    def make_policy(self, observation_space: Any, action_space: Any, seed: int = 0) -> Policy:
-        """Create the policy."""
-        return make_policy(
-            observation_space, action_space, self.network, self.hidden, seed,
-            kind=self.kind, normalise=self.normalise, activation=self.activation, shared=self.shared,
-            num_slots=self.slots_per_shard,
-        )  # fmt: skip
+    def make_agent(self, spaces: Spaces, seed: int = 0) -> Agent:
+        """Create the agent."""
+        return build_agent(lambda spaces, _: self.agent(spaces), spaces, None, seed)
 
-    @property
-    def policy_settings(self) -> dict[str, Any]:
-        """How the policy is created and its actions are used, as plain data."""
-        names = ("kind", "network", "hidden", "normalise", "activation", "shared", "clip_actions")
-        return {name: getattr(self, name) for name in names} | {"num_slots": self.slots_per_shard}
+    def make_explorer(self, spaces: Spaces) -> Explorer:
+        """Create the explorer."""
+        return Sample() if self.explorer is None else self.explorer(spaces)
 
     @property
     def independent_items(self) -> bool:
@@ -79,18 +72,25 @@ class RolloutWorker:
 
     def __init__(self, settings: RolloutSettings, name: str = "") -> None:
         self.settings, self.name = settings, name
-        self._policy: Policy | None = None
+        self._agent: Agent | None = None
+        self._explorer: Explorer | None = None
         self._collectors: dict[int, Collector] = {}
         self._snapshots: dict[int, Any] = {}  # of shards whose collector is not created yet
         self._failure_log = FailureLog()
-        self._weights: Weights | None = None
+        callbacks = settings.episode_callbacks
+        loaded, token = (callbacks.load(), callbacks.token) if callbacks is not None else ([], "")
+        self._reporter = EpisodeReporter(settings.info_keys, loaded, token)
+        self._weights: Weights | None = None  # of the latest message
+        self._knobs: Knobs = {}
         self._shard_weights: Sequence[Weights] = ()
 
-    def set_weights(self, weights: Weights) -> None:
-        """Set the weights of all shards, from the next item on."""
+    def set_weights(self, weights: Weights, knobs: Knobs | None = None) -> None:
+        """Set the weights of all shards, and knobs of exploration, from the next item on."""
         self._weights, self._shard_weights = weights, ()
-        if self._policy is not None:
-            self._policy.load(weights)
+        self._knobs |= knobs or {}
+        if self._agent is not None and self._explorer is not None:
+            self._agent.load(weights)
+            self._explorer.set_knobs(self._knobs)
 
     def set_shard_weights(self, weights: Sequence[Weights]) -> None:
         """Set separate weights for each shard, until the next `set_weights`."""
@@ -101,7 +101,7 @@ class RolloutWorker:
         settings = self.settings
         collector = self._collector(0 if settings.independent_items else shard.number, shard.number)
         if self._shard_weights:
-            self.policy.load(self._shard_weights[shard.number])
+            self.agent.load(self._shard_weights[shard.number])
         if settings.items_per_task is not None:
             assign = partial(
                 assign_tasks, seed=settings.seed, number=number // settings.items_per_task,
@@ -109,9 +109,10 @@ class RolloutWorker:
             )  # fmt: skip
             assign(collector.slots)
             collector.recovery.prepare = assign
-        if settings.fragment_steps is not None:
-            return collector.fragment(settings.fragment_steps, number)
-        return collector.episodes(episodes_of_shard(settings, shard.number), number)
+        with acting_mode(self.agent):
+            if settings.fragment_steps is not None:
+                return collector.fragment(settings.fragment_steps, number)
+            return collector.episodes(episodes_of_shard(settings, shard.number), number)
 
     def _collector(self, key: int, shard: int) -> Collector:
         collector = self._collectors.get(key)
@@ -128,17 +129,24 @@ class RolloutWorker:
         make_slots = partial(self._make_slots, shard)
         recovery = Recovery(settings.max_env_failures, make_slots, num_made, self._failure_log)
         slots = recovery.make_slots(lambda _: (f"worker {self.name}, shard {shard}", 0))
-        if self._policy is None:
-            self._policy = settings.make_policy(slots.observation_space, slots.action_space)
-            if self._weights is not None:
-                self._policy.load(self._weights)
+        agent, explorer = self._made_for(Spaces(slots.observation_space, slots.action_space))
         collector = Collector(
-            slots, self._policy, seed=settings.seed, shard=shard, worker=self.name, clip_actions=settings.clip_actions,
-            keep_network_outputs=settings.kind == "actor-critic", recovery=recovery,
+            slots, agent.actor, seed=settings.seed, shard=shard, worker=self.name, clip_actions=settings.clip_actions,
+            keep_network_outputs=isinstance(agent, ActorCritic), recovery=recovery, explorer=explorer,
         )  # fmt: skip
+        collector.reporter = self._reporter
         if snapshot is not None and not collector.resume(snapshot):
             _log.warning("shard %d: environments could not be restored to their saved state; continuing", shard)
         return collector
+
+    def _made_for(self, spaces: Spaces) -> tuple[Agent, Explorer]:
+        """Return the agent and the explorer, which are created for the first collector."""
+        if self._agent is None or self._explorer is None:
+            self._agent, self._explorer = self.settings.make_agent(spaces), self.settings.make_explorer(spaces)
+            if self._weights is not None:
+                self._agent.load(self._weights)
+            self._explorer.set_knobs(self._knobs)
+        return self._agent, self._explorer
 
     def _make_slots(self, shard: int, num_made: int) -> Slots:
         path = [num_made] if num_made else []
@@ -158,15 +166,17 @@ class RolloutWorker:
         if self.settings.items_per_task is None:  # otherwise they are restored when a task is assigned
             self._collector(shard.number, shard.number)
 
-    def weights(self) -> Weights | None:
-        """Return the current weights."""
-        return self._weights if self._policy is None else copy_weights(self._policy.weights())
+    def received(self) -> Any:
+        """Return copies of the weights and knobs that it was sent last, or None before the first."""
+        if self._weights is None:
+            return None
+        return {"weights": copy_weights(self._weights), "knobs": dict(self._knobs)}
 
     @property
-    def policy(self) -> Policy:
-        """The policy; it is created with the first item."""
-        assert self._policy is not None, "no item was collected yet"
-        return self._policy
+    def agent(self) -> Agent:
+        """The agent; it is created with the first item."""
+        assert self._agent is not None, "no item was collected yet"
+        return self._agent
 
     def pid(self) -> int:
         """Return the id of its process."""
@@ -182,7 +192,9 @@ class RolloutWorker:
 def episodes_of_shard(settings: RolloutSettings, shard: int) -> list[int]:
     """Return the number of an item's episodes that each slot of a shard collects. Shards take turns.
 
-    >>> settings = RolloutSettings(env=EnvSettings("cartpole"), num_shards=2, slots_per_shard=2, num_episodes=5)
+    >>> from raceway.agents import make_policy
+    >>> env, agent = EnvSettings("cartpole"), lambda spaces: Agent(make_policy(*spaces))
+    >>> settings = RolloutSettings(env=env, agent=agent, num_shards=2, slots_per_shard=2, num_episodes=5)
     >>> episodes_of_shard(settings, 0), episodes_of_shard(settings, 1)
     ([2, 1], [1, 1])
     """

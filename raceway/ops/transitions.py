@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import numpy as np
+
+from raceway.agents import Agent
 from raceway.checks import check_int
 from raceway.errors import ConfigError
-from raceway.rl import Batch, n_step_transitions, sequences
+from raceway.rl import Batch, Fragment, Rows, n_step_transitions, num_steps, sequences
+from raceway.rl.batch import COLLECTED
+from raceway.rl.transitions import check_sequence_starts
 from raceway.state import Stateful
 
 
@@ -14,32 +19,59 @@ class Transitions(Stateful):
     """Turn fragments into n-step transitions. On shards: the last steps are held back until the next fragment."""
 
     state_attributes: ClassVar[tuple[str, ...]] = ("held",)
+    row_steps: ClassVar[int] = 1
+    """Steps that are trained in a row of replay: a transition."""
 
     def __init__(self, gamma: float, n: int = 1) -> None:
         self.gamma, self.n = gamma, check_int("n", n)
         self.held: Batch | None = None
 
-    def __call__(self, batch: Batch) -> Batch:
+    def __call__(self, batch: Fragment) -> Rows:
         """Return the transitions, with the columns of episodes that ended."""
         rows, self.held = n_step_transitions(batch, self.gamma, self.n, self.held)
-        return rows | _episode_columns(batch)
+        return Rows(rows | _episode_columns(batch))
 
 
 class Sequences(Stateful):
-    """Turn fragments into sequences of `length` steps that overlap by `overlap` steps. Runs on shards."""
+    """Turn fragments into sequences of n-step transitions, for recurrent networks. Runs on shards.
+
+    Args:
+        gamma: the discount γ.
+        n: the number of rewards in a transition.
+        length: the number of steps in a sequence.
+        burn_in: the number of steps at its start that only lead the recurrent state to those that are trained. They
+            overlap with the sequence before, so that every step is trained in one sequence.
+    """
 
     state_attributes: ClassVar[tuple[str, ...]] = ("held",)
 
-    def __init__(self, length: int, overlap: int = 0) -> None:
-        self.length, self.overlap = check_int("length", length), check_int("overlap", overlap, 0)
-        if overlap >= length:
-            raise ConfigError(f"sequences of {length} steps cannot overlap by {overlap}. Make overlap smaller.")
+    def __init__(self, gamma: float, n: int, length: int, burn_in: int = 0) -> None:
+        self.gamma, self.n = gamma, check_int("n", n)
+        self.length, self.burn_in = check_int("length", length), check_int("burn_in", burn_in, 0)
+        if burn_in >= length:
+            raise ConfigError(f"in sequences of {length} steps, {burn_in} cannot be burn-in. Make burn_in smaller.")
         self.held: Batch | None = None
 
-    def __call__(self, batch: Batch) -> Batch:
-        """Return the sequences, if any are complete, with the columns of episodes that ended."""
-        rows, self.held = sequences(batch, self.length, self.overlap, self.held)
-        return rows | _episode_columns(batch)
+    @property
+    def row_steps(self) -> int:
+        """Steps that are trained in a row of replay: a sequence."""
+        return self.length - self.burn_in
+
+    def __call__(self, batch: Fragment) -> Batch:
+        """Return the sequences that are complete, with the steps that were collected and the episodes that ended."""
+        rows, self.held = sequences(batch, self.gamma, self.n, self.length, self.burn_in, self.held)
+        return {**rows, COLLECTED: np.array([num_steps(batch)]), **_episode_columns(batch)}
+
+
+def replay_rows(
+    agent: Agent, gamma: float, n: int, *, sequence_steps: int, burn_in: int, fragment_steps: int = 1
+) -> Transitions | Sequences:
+    """Return the operator that makes the rows of replay: transitions, or sequences for a recurrent network."""
+    if not agent.actor.recurrent:
+        return Transitions(gamma, n)
+    rows = Sequences(gamma, n, sequence_steps, burn_in)
+    check_sequence_starts(sequence_steps, burn_in, fragment_steps)  # before training, rather than at its first fragment
+    return rows
 
 
 def _episode_columns(batch: Batch) -> Batch:

@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
+from raceway.agents import Weights
 from raceway.checks import check_choice
 from raceway.engine.base import Actor, Future
 from raceway.errors import ActorError
 from raceway.flow import Envelope, injected, send_msg
+from raceway.learner.exploration import Exploration
 from raceway.learner.learner import Learner, VersionedWeights
 from raceway.state import Stateful
 
@@ -20,30 +22,41 @@ _ALL = "all"
 
 
 class WeightSender:
-    """Sends weights to workers. They are serialised once and shared by all receivers.
+    """Sends weights, and the knobs of exploration, to workers. They are serialised once and shared by all receivers.
+
+    Only the parts of the agent that workers need are sent (`Agent.worker_parts`).
 
     Args:
         learner: the learner whose weights are sent.
-        workers: all workers.
+        workers: all workers; none if nothing acts during training.
         to: `all`, or the `senders` of each item.
         every: send weights after every n items; with `senders`, after n items from the same worker.
         policy: the name of the policy, for workers that have several.
+        exploration: the knobs of exploration, if there are any.
     """
 
     shared_by_runs = True  # of a flow: it belongs to the weights that the workers have
 
     def __init__(
-        self, learner: Learner, workers: Sequence[Actor], to: str = "all", every: int = 1, policy: str | None = None
+        self,
+        learner: Learner,
+        workers: Sequence[Actor],
+        to: str = "all",
+        every: int = 1,
+        policy: str | None = None,
+        exploration: Exploration | None = None,
     ) -> None:
-        self.learner, self.workers, self.every = learner, workers, every
+        self.learner, self.workers, self.every, self.exploration = learner, workers, every, exploration
         self.to = check_choice("receiver of weights", to, ("all", "senders"))
-        self._policy_name = {} if policy is None else {"policy": policy}
+        self._policy_name: dict[str, Any] = {} if policy is None else {"policy": policy}
         self._age: Counter[str] = Counter()  # items since weights were sent to a worker, or to all
         self._pending: list[Future[Any]] = []
 
     def send(self, workers: Sequence[Actor]) -> None:
         """Send the current weights."""
-        weights = workers[0].engine.put(self.learner.published_weights[1])
+        if not workers:
+            return
+        weights = workers[0].engine.put(self.worker_weights())
         for error in [future.exception() for future in self._pending if future.done()]:
             if error is not None and not isinstance(error, ActorError):  # a dead worker gets weights when it restarts
                 raise error
@@ -52,12 +65,21 @@ class WeightSender:
 
     def send_to(self, worker: Actor) -> Future[Any]:
         """Send the current weights to a worker that was restarted."""
-        return send_msg(worker, "set_weights", self.learner.published_weights[1], **self._arguments)
+        return send_msg(worker, "set_weights", self.worker_weights(), **self._arguments)
+
+    def worker_weights(self) -> Weights:
+        """Return the newest weights of the parts that workers need."""
+        weights, parts = self.learner.published_weights[1], self.learner.agent.worker_parts
+        if parts is None:
+            return weights
+        prefixes = tuple(f"{part}." for part in parts)
+        return {name: array for name, array in weights.items() if name.startswith(prefixes)}
 
     def state(self) -> Any:
         """Return the state to resume from; it includes the weights of the workers, if all have the same."""
-        same = self.to == "all" and not self._policy_name and self.workers[0].alive
-        return {"age": self._age, "sent": send_msg(self.workers[0], "weights").result() if same else None}
+        same = self.to == "all" and self.workers and self.workers[0].alive
+        received = send_msg(self.workers[0], "received", **self._policy_name).result() if same else None
+        return {"age": self._age, "sent": received}
 
     def restore(self, state: Any) -> None:
         """Resume from a state: workers are sent the weights they had or, if those differed, the current ones."""
@@ -65,13 +87,19 @@ class WeightSender:
         if state["sent"] is None:
             self.send(self.workers)
             return
-        weights = self.workers[0].engine.put(state["sent"])
-        self._pending = [send_msg(worker, "set_weights", weights) for worker in self.workers]
+        weights = self.workers[0].engine.put(state["sent"]["weights"])
+        arguments = {"knobs": state["sent"]["knobs"], **self._policy_name}
+        self._pending = [send_msg(worker, "set_weights", weights, **arguments) for worker in self.workers]
 
     @property
     def _arguments(self) -> dict[str, Any]:
-        """Arguments of `set_weights` besides the weights: the policy's name, if there are several, else the version."""
-        return self._policy_name or {"version": self.learner.published_weights[0]}
+        """Arguments of `set_weights` besides the weights: knobs, and the policy's name, if there are several."""
+        arguments: dict[str, Any] = {**self._policy_name}
+        if not arguments:
+            arguments["version"] = self.learner.published_weights[0]
+        if self.exploration is not None and self.exploration.knobs:
+            arguments["knobs"] = self.exploration.state()
+        return arguments
 
     def send_due(
         self, envelope: Envelope, seconds: dict[str, float], published: VersionedWeights | None = None

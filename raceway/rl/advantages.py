@@ -1,6 +1,7 @@
 """Advantages and value targets over rollout fragments, [T, B].
 
-Here a truncated episode has ended like a terminated one: its last reward must already include the bootstrapped value.
+A truncated episode has `ended` like a terminated one. What its last step is worth beyond its reward, γ V of the final
+observation, is passed as `bootstrap`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,13 @@ Array = np.ndarray
 
 
 def generalised_advantages(
-    rewards: Array, values: Array, last_value: Array, ended: Array, gamma: float, lam: float
+    rewards: Array,
+    values: Array,
+    last_value: Array,
+    ended: Array,
+    gamma: float,
+    lam: float,
+    bootstrap: Array | float = 0.0,
 ) -> Array:
     """Return Aₜ = δₜ + γλ Aₜ₊₁, with δₜ = rₜ + γ V(sₜ₊₁) - V(sₜ).
 
@@ -27,13 +34,14 @@ def generalised_advantages(
         ended: whether the episode ends with this step, [T, B].
         gamma: the discount γ.
         lam: the decay λ of later TD errors.
+        bootstrap: γ V(sₜ₊₁) where the episode is truncated, and 0 elsewhere, [T, B].
 
     >>> column = np.array([[1.0], [1.0]])
     >>> generalised_advantages(column, 0 * column, np.array([4.0]), column < 0, gamma=0.5, lam=1.0).ravel().tolist()
     [2.5, 3.0]
     """
     discounts = gamma * ~ended
-    deltas = rewards - values
+    deltas = rewards + bootstrap - values
     deltas[:-1] += discounts[:-1] * values[1:]
     deltas[-1] += discounts[-1] * last_value
     decays = lam * discounts
@@ -62,6 +70,7 @@ def v_trace(
     lam: float = 1.0,
     max_rho: float = 1.0,
     max_c: float = 1.0,
+    bootstrap: Array | float = 0.0,
 ) -> VTrace:
     """Return value targets and advantages for actions of an older policy.
 
@@ -78,6 +87,7 @@ def v_trace(
         lam: the decay λ of later TD errors.
         max_rho: the largest importance weight of an action, ρ̄.
         max_c: the largest importance weight of the steps after it, c̄.
+        bootstrap: γ V(sₜ₊₁) where the episode is truncated, and 0 elsewhere, [T, B].
 
     >>> column = np.array([[1.0], [1.0]])
     >>> v_trace(0 * column, column, 0 * column, np.array([4.0]), column < 0, gamma=0.5).targets.ravel().tolist()
@@ -85,6 +95,7 @@ def v_trace(
     """
     ratios = np.exp(log_ratios)
     rho, discounts = np.minimum(ratios, max_rho), gamma * ~ended
+    rewards = rewards + bootstrap
     next_values = np.concatenate([values[1:], last_value[None]])
     corrections = rho * (rewards + discounts * next_values - values)  # δₜ; after the loop, vₜ - V(sₜ)
     decays = lam * discounts * np.minimum(ratios, max_c)

@@ -18,7 +18,7 @@ class LinearSchedule:
     end: float
     over: float
 
-    def __call__(self, steps: int) -> float:
+    def __call__(self, steps: float) -> float:
         """Return the value after this number of environment steps."""
         progress = min(1.0, steps / self.over) if self.over else 1.0
         return (1 - progress) * self.start + progress * self.end

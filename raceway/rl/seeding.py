@@ -29,6 +29,7 @@ class Purpose(enum.IntEnum):
     LEARNER = 3
     EVALUATION = 4
     TASKS = 5
+    DATASET = 6
 
 
 def derive_seed(seed: int, purpose: Purpose, *path: int) -> int:

@@ -70,6 +70,23 @@ def space_from_json(doc: Mapping[str, Any]) -> spaces.Space:
         raise ConfigError(f"{dict(doc)} does not describe a {kind} space: {error}") from error
 
 
+def without_bounds(space: spaces.Space) -> Any:
+    """Describe a space like `space_to_json`, but without the bounds of its Box parts: for comparisons.
+
+    >>> without_bounds(spaces.Box(-1, 1, (3,))) == without_bounds(spaces.Box(-2, 2, (3,)))
+    True
+    """
+
+    def remove_bounds(doc: Any) -> Any:
+        if isinstance(doc, list):
+            return [remove_bounds(part) for part in doc]
+        if not isinstance(doc, dict):
+            return doc
+        return {key: remove_bounds(part) for key, part in doc.items() if key not in ("low", "high")}
+
+    return remove_bounds(space_to_json(space))
+
+
 def _size(doc: Any) -> int:
     """Return the number of elements of a space from its description, before anything is allocated."""
     if not isinstance(doc, Mapping):

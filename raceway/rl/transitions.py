@@ -6,8 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from raceway.errors import ConfigError
 from raceway.rl.batch import Batch, tree_map
 from raceway.rl.spaces import row_of
+from raceway.rl.turns import is_padded, move_padding_to_front
+
+Array = np.ndarray
 
 _STEP_COLUMNS = ("obs", "action", "reward", "terminated", "truncated", "valid")
 
@@ -27,27 +31,19 @@ def n_step_transitions(batch: Batch, gamma: float, n: int = 1, held: Batch | Non
         Then the steps held back for the next fragment.
     """
     rows = _step_columns(batch) | {"emitted": np.zeros_like(batch["truncated"]), "next_obs": next_obs_of(batch)}
-    rows = _append_to_held(held, rows, batch.get("restarted"))
-    total, num_slots = rows["reward"].shape
-    terminated, ended = rows["terminated"], rows["terminated"] | rows["truncated"]
-    sums = np.zeros_like(rows["reward"])
-    last = np.zeros((total, num_slots), np.int64)  # the last step of each transition
-    unfinished, complete = rows["valid"].copy(), np.zeros((total, num_slots), bool)
-    for k in range(min(n, total)):
-        active = unfinished[: total - k]  # a view: the transitions that have a step k
-        sums[: total - k] += np.where(active, gamma**k * rows["reward"][k:], 0)
-        last[: total - k] = np.where(active, np.arange(k, total)[:, None], last[: total - k])
-        complete[: total - k] |= active & ended[k:]
-        active &= ~ended[k:]
-    if total >= n:
-        complete[: total - n + 1] |= unfinished[: total - n + 1]
+    rows = _append_to_held(held, rows, _restarted(batch))
+    if is_padded(batch):
+        rows = move_padding_to_front(rows)
+    total = len(rows["reward"])
+    ended = rows["terminated"] | rows["truncated"]
+    sums, last, complete = _sum_rewards(rows["reward"], ended, rows["valid"], gamma, n)
     step, slot = np.nonzero(complete & ~rows["emitted"])
     end = last[step, slot]
     transitions = {
         "obs": row_of(rows["obs"], (step, slot)),
         "action": rows["action"][step, slot],
         "reward": sums[step, slot],
-        "discount": (gamma ** (end - step + 1) * ~terminated[end, slot]).astype(np.float32),
+        "discount": (gamma ** (end - step + 1) * ~rows["terminated"][end, slot]).astype(np.float32),
         "next_obs": row_of(rows["next_obs"], (end, slot)),
     }
     if n == 1:
@@ -56,11 +52,38 @@ def n_step_transitions(batch: Batch, gamma: float, n: int = 1, held: Batch | Non
     return transitions, tree_map(lambda part: part[max(total - n + 1, 0) :].copy(), rows)
 
 
+def _sum_rewards(rewards: Array, ended: Array, valid: Array, gamma: float, n: int) -> tuple[Array, Array, Array]:
+    """Return Σₖ γᵏ rₜ₊ₖ over n steps, or fewer where the episode or the array ends first, [T, B].
+
+    Also return the last step of each sum, and which sums are complete: those that do not end with the array.
+    """
+    total = len(rewards)
+    sums = np.zeros_like(rewards)
+    last = np.zeros(rewards.shape, np.int64)
+    unfinished, complete = valid.copy(), np.zeros(rewards.shape, bool)
+    for k in range(min(n, total)):
+        active = unfinished[: total - k]  # a view: the sums that have a step k
+        sums[: total - k] += np.where(active, gamma**k * rewards[k:], 0)
+        last[: total - k] = np.where(active, np.arange(k, total)[:, None], last[: total - k])
+        complete[: total - k] |= active & ended[k:]
+        active &= ~ended[k:]
+    if total >= n:
+        complete[: total - n + 1] |= unfinished[: total - n + 1]
+    return sums, last, complete
+
+
 def _step_columns(batch: Batch) -> Batch:
     """Return the columns of a fragment that have one row for each step."""
     rows = {name: batch[name] for name in _STEP_COLUMNS if name in batch}
     rows.setdefault("valid", np.ones_like(batch["truncated"]))
     return rows
+
+
+def _restarted(batch: Batch) -> Any:
+    """Return in which slots a fragment does not continue the previous one, [B]; None if its first row shows that."""
+    if is_padded(batch):
+        return batch.get("restarted", np.zeros(batch["reward"].shape[1], bool))
+    return batch.get("restarted")
 
 
 def _append_to_held(held: Batch | None, rows: Batch, discarded: Any = None) -> Batch:
@@ -71,11 +94,12 @@ def _append_to_held(held: Batch | None, rows: Batch, discarded: Any = None) -> B
     """
     if held is None or not len(held["valid"]):
         return rows
-    last = len(held["valid"]) - 1
+    num_held, slots = len(held["valid"]), np.arange(held["valid"].shape[1])
+    last = num_held - 1 - np.argmax(held["valid"][::-1], axis=0)  # the last valid row of each slot
     joined: Batch = tree_map(lambda *parts: np.concatenate(parts), held, rows)
     valid, terminated, truncated = joined["valid"], joined["terminated"], joined["truncated"]
-    dropped = ~valid[last + 1] if discarded is None else discarded
-    truncated[last] |= valid[last] & ~terminated[last] & dropped
+    dropped = ~valid[num_held] if discarded is None else discarded
+    truncated[last, slots] |= valid[last, slots] & ~terminated[last, slots] & dropped
     return joined
 
 
@@ -91,37 +115,91 @@ def next_obs_of(batch: Batch) -> Any:
     return tree_map(shift, batch["obs"], batch["last_obs"], batch["final_obs"])
 
 
-def sequences(batch: Batch, length: int, overlap: int = 0, held: Batch | None = None) -> tuple[Batch, Batch | None]:
-    """Cut a stream of fragments into sequences of `length` steps.
+def sequences(
+    batch: Batch, gamma: float, n: int, length: int, burn_in: int = 0, held: Batch | None = None
+) -> tuple[Batch, Batch | None]:
+    """Cut a stream of fragments into sequences of n-step transitions, for recurrent networks.
+
+    A sequence is `length` consecutive steps of a slot. It shares its first `burn_in` steps with the sequence before:
+    they only lead the recurrent state to the steps that are trained. Transitions never reach beyond their sequence;
+    those near its end have fewer rewards than n.
 
     Args:
-        batch: a rollout fragment, [T, B].
+        batch: a rollout fragment, [T, B], with `last_obs`, `final_obs` and optionally `valid` and `state`.
+        gamma: the discount γ.
+        n: the number of rewards in a transition.
         length: the number of steps in a sequence.
-        overlap: the number of steps that a sequence shares with the previous one.
+        burn_in: the number of steps at its start that are not trained.
         held: the steps that the call for the previous fragment held back, because they filled no sequence yet.
 
     Returns:
-        The steps, [N, length, ...]; `last_obs`, the observation after the last step, [N, ...]; `mask`, [N, length],
-        true where a step is valid and not truncated, so that the next observation is its own; and, if sequences are
-        whole fragments, `state`, the recurrent state at their start. Then the steps held back for the next fragment.
+        The sequences, [N, length, ...], none if no steps filled one: the columns of `n_step_transitions`, and
+
+        - `span`, the number of rewards in each transition;
+        - `begins`, whether a step is the first of its episode, before which the recurrent state is reset. The first
+          step of a sequence needs no such mark;
+        - `valid`, whether there is a step at all, and `mask`, whether it is trained;
+        - `state`, the recurrent state before the first step, [N, ...], if fragments have one.
+
+        Then the steps held back for the next fragment.
     """
-    rows = _step_columns(batch)
-    whole = held is None and overlap == 0 and len(batch["reward"]) == length
-    rows = _append_to_held(held, rows, batch.get("restarted"))
-    total, stride = len(rows["reward"]), length - overlap
+    rows = _step_columns(batch) | {"next_obs": next_obs_of(batch)}
+    num_steps, stride = len(batch["reward"]), length - burn_in
+    if "state" in batch:
+        check_sequence_starts(length, burn_in, num_steps)
+        rows["state"] = tree_map(lambda part: _at_first_of(num_steps, part), batch["state"])
+    rows = _append_to_held(held, rows, _restarted(batch))
+    total = len(rows["reward"])
     starts = range(0, total - length + 1, stride)
-    if not starts:
-        return {}, rows
-    all_obs = tree_map(lambda obs, last: np.concatenate([obs, last[None]]), rows["obs"], batch["last_obs"])
-    windows = {name: tree_map(lambda part: _windows(part, starts, length), column) for name, column in rows.items()}
-    windows["mask"] = windows.pop("valid") & ~windows["truncated"]
-    windows["last_obs"] = tree_map(lambda part: np.concatenate([part[start + length] for start in starts]), all_obs)
-    if whole and "state" in batch:
-        windows["state"] = batch["state"]
-    begin = starts[-1] + stride
-    return windows, tree_map(lambda part: part[begin:].copy(), rows) if begin < total else None
+    cut = [tree_map(lambda part, start=start: part[start : start + length], rows) for start in starts]
+    if not cut:  # without slots, the columns have the right shapes and types
+        cut = [tree_map(lambda part: np.empty((length, 0, *part.shape[2:]), part.dtype), rows)]
+    windows = [_sequence(window, gamma, n, burn_in, is_padded(batch)) for window in cut]
+    result: Batch = tree_map(lambda *parts: np.concatenate(parts), *windows)
+    begin = len(starts) * stride
+    return result, tree_map(lambda part: part[begin:].copy(), rows) if begin < total else None
 
 
-def _windows(part: Any, starts: range, length: int) -> Any:
-    """Return windows of an array [T, B, ...] as [N, length, ...], in the order of their starts."""
-    return np.concatenate([part[start : start + length].swapaxes(0, 1) for start in starts])
+def check_sequence_starts(length: int, burn_in: int, fragment_steps: int) -> None:
+    """Check that sequences begin where fragments do, where the recurrent state is known."""
+    stride = length - burn_in
+    if stride % fragment_steps:
+        raise ConfigError(
+            f"sequences begin every {stride} steps (sequence_steps {length} - burn_in {burn_in}), but the recurrent "
+            f"state is known every {fragment_steps} steps (fragment_steps). Make the first a multiple of the second."
+        )
+
+
+def _at_first_of(num_steps: int, state: Array) -> Array:
+    """Return the state before a fragment, [B, ...], as a column of steps, [T, B, ...], of which the first has it."""
+    column = np.zeros((num_steps, *state.shape), state.dtype)
+    column[0] = state
+    return column
+
+
+def _sequence(rows: Batch, gamma: float, n: int, burn_in: int, padded: bool) -> Batch:
+    """Return the sequences of all slots, [B, L, ...], from the rows of one window, [L, B, ...]."""
+    rows = {**rows, "mask": rows["valid"].copy()}
+    rows["mask"][:burn_in] = False
+    state = rows.pop("state", None)
+    if padded:
+        rows = move_padding_to_front(rows)
+    valid, ended = rows["valid"], (rows["terminated"] | rows["truncated"]) & rows["valid"]
+    begins = np.zeros_like(valid)
+    begins[1:] = ended[:-1] if padded else ended[:-1] | ~valid[:-1]  # padding is no end of an episode
+    sums, last, _ = _sum_rewards(rows["reward"], ended, valid, gamma, n)
+    slots = np.arange(valid.shape[1])
+    span = np.where(valid, last - np.arange(len(valid))[:, None] + 1, 1)
+    columns = {
+        "obs": rows["obs"],
+        "action": rows["action"],
+        "reward": sums,
+        "discount": (gamma**span * ~rows["terminated"][last, slots]).astype(np.float32),
+        "next_obs": row_of(rows["next_obs"], (last, slots)),
+        "span": span,
+        "begins": begins,
+        "valid": valid,
+        "mask": rows["mask"],
+    }
+    result: Batch = tree_map(lambda part: part.swapaxes(0, 1), columns)
+    return result if state is None else {**result, "state": tree_map(lambda part: part[0], state)}

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from raceway.agents import Policy
+from raceway.agents import Explorer, Policy
 from raceway.envs import UNKNOWN_SLOT, Slots, SteppedSlots
 from raceway.errors import EnvironmentFailed
-from raceway.rl import Batch, row_of, tree_map
+from raceway.rl import Batch, Episodes, Fragment, episode_sums, row_of, tree_map
 from raceway.rl.seeding import Purpose, derive_seed, episode_seed
 from raceway.rollouts.action_selection import ActionSelection
 from raceway.rollouts.env_restoration import EpisodeLog
+from raceway.rollouts.episode_reports import NO_INFO, EpisodeEnd, EpisodeReporter
 from raceway.rollouts.recovery import ItemLost, Recovery
 from raceway.rollouts.rollout_arrays import take_game_scores
 
@@ -42,10 +43,15 @@ class Collector(ActionSelection):
         clip_actions: bool = False,
         keep_network_outputs: bool = False,
         recovery: Recovery | None = None,
+        explorer: Explorer | None = None,
     ) -> None:
-        super().__init__(slots, policy, clip_actions=clip_actions, keep_network_outputs=keep_network_outputs)
+        super().__init__(
+            slots, policy, clip_actions=clip_actions, keep_network_outputs=keep_network_outputs, explorer=explorer
+        )
         self.seed, self.shard, self.worker = seed, shard, worker
         self.recovery = recovery or Recovery()
+        self.reporter = EpisodeReporter()
+        """Selects what is reported of episodes that ended, from their infos."""
         self.episode = np.zeros(slots.num, np.int64)  # the number of the current episode of each slot
         self.failures = [0] * slots.num  # per slot; part of its seeds, so that a seed that failed is not used again
         self._autoresets = False  # whether resets take a step in which nothing else happens
@@ -54,8 +60,9 @@ class Collector(ActionSelection):
         self._episode_log = EpisodeLog(slots.num)
         self._final: list[tuple[int, int, Any]] = []  # slot, row, and last observation of episodes that ended
         self._ends: list[tuple[int, int, bool]] | None = None  # in a fragment: slot, row, and whether it was completed
+        self._episode_ends: dict[tuple[int, int], EpisodeEnd] = {}  # what was read from infos, by slot and row
 
-    def episodes(self, counts: Sequence[int], number: int = 0) -> Batch:
+    def episodes(self, counts: Sequence[int], number: int = 0) -> Episodes:
         """Collect whole episodes.
 
         Args:
@@ -65,12 +72,12 @@ class Collector(ActionSelection):
         Returns:
             A batch of all steps, slot by slot, one episode after the other. `length` has the steps of each episode,
             `final_obs` its last observation, [E, ...], and `episode_lost` the steps of each episode that was dropped
-            because an environment failed.
+            because an environment failed. `episode_info` is as in a fragment.
         """
         self.failures = [0] * self.num_slots  # a call does not depend on earlier ones
-        return self._collect(lambda: self._collect_episodes(np.asarray(counts), number))
+        return Episodes(self._collect(lambda: self._collect_episodes(np.asarray(counts), number)))
 
-    def fragment(self, num_steps: int, number: int = 0) -> Batch:
+    def fragment(self, num_steps: int, number: int = 0) -> Fragment:
         """Collect a fragment: continue the episodes of all slots.
 
         Args:
@@ -83,15 +90,17 @@ class Collector(ActionSelection):
             - `last_obs`, the observations after the last step, [B, ...];
             - `final_obs`, the last observation of each truncated episode, in the order of `np.nonzero(truncated)`;
             - `state`, the recurrent state before the first step, of a recurrent policy;
-            - `network_outputs`, the network's outputs for each step, if they are kept and were available;
+            - `network_outputs`, the network's outputs for each step, if they are kept and were available; with images,
+              `features` instead, the input of its last layer;
             - `episode_return` and `episode_length` of the episodes that ended;
             - `episode_lost`, the steps of each episode that was dropped;
+            - `episode_info`, what is reported of the episodes that ended, if there is anything; see `rl.episode_info`;
             - `valid`, only if some steps may be invalid: those in which an environment reset itself, and those that
               failed, whose episodes are truncated one step earlier;
             - `restarted`, [B], only if the episodes that were open before were dropped, so that this fragment continues
               none of them.
         """
-        return self._collect(lambda: self._collect_fragment(num_steps, number))
+        return Fragment(self._collect(lambda: self._collect_fragment(num_steps, number)))
 
     def _collect(self, collect: Callable[[], Batch]) -> Batch:
         """Collect an item, and retry if all of it is lost."""
@@ -119,8 +128,9 @@ class Collector(ActionSelection):
         self._set_active(slice(None), counts > 0)
         last_episode = self.episode + counts - 1
         self._begin_episodes(self._active_slots, 0)
+        self.first_slot = self.shard * self.num_slots
         self._start_acting(self._action_generator(number))
-        row, self._final, self._ends = 0, [], None
+        row, self._final, self._ends, self._episode_ends = 0, [], None, {}
         while self._active_slots:
             if row == len(self.valid):
                 self._check_finite(row)
@@ -133,6 +143,7 @@ class Collector(ActionSelection):
             if not over:
                 continue
             self._final += [(slot, row, self._copy_obs(row, slot)) for slot in over]
+            self._read_infos(over, row)
             continuing = [slot for slot in over if self.episode[slot] < last_episode[slot]]
             self._set_active([slot for slot in over if slot not in continuing], False)
             self.episode[continuing] += 1
@@ -143,7 +154,11 @@ class Collector(ActionSelection):
         self._check_finite(row, batch["final_obs"])
         if self.slots.replayable and not self.slots.repeats_from_seed:
             self._episode_log.log_steps(self.action[:row].copy(), self.valid[:row].copy())
-        return batch | take_game_scores(self.slots)
+        lengths = batch["length"]
+        return batch | self._take_reports(
+            [entry[:2] for entry in self._final],
+            lambda: {"episode_return": episode_sums(batch["reward"], lengths), "episode_length": lengths},
+        )
 
     def _collect_fragment(self, num_steps: int, number: int) -> Batch:
         if num_steps > len(self.valid):
@@ -155,8 +170,9 @@ class Collector(ActionSelection):
             self._open_episodes[:] = 0
             self._begin_episodes(self._active_slots, 0)
         recurrent_state = self._copy_recurrent_state()
-        self._start_acting(self._action_generator(number), num_steps)
-        self._final, self._ends = [], []
+        self.first_slot = self.shard * self.num_slots
+        self._start_acting(self._action_generator(number), num_steps, number * num_steps)
+        self._final, self._ends, self._episode_ends = [], [], {}
         for row in range(num_steps):
             over = self._step(row)
             if not over:
@@ -165,6 +181,7 @@ class Collector(ActionSelection):
                 self._ends.append((slot, row, True))
                 if self.ended[row, 1, slot]:
                     self._final.append((slot, row + 1, self._copy_obs(row + 1, slot)))
+            self._read_infos(over, row)
             self.episode[over] += 1
             self._begin_episodes(over, row + 1)
         self._current_row = num_steps
@@ -175,8 +192,9 @@ class Collector(ActionSelection):
         self._episode_log.log_steps(batch["action"], batch["valid"])
         if not self._autoresets and all(completed for _, _, completed in self._ends):
             del batch["valid"]
+        completed = [(slot, row) for slot, row, is_completed in self._ends if is_completed]
         totals = self._episode_totals(self._ends, num_steps)
-        batch.update(totals | take_game_scores(self.slots) | self._take_network_outputs())
+        batch.update(totals | self._take_reports(completed, lambda: totals) | self._take_network_outputs())
         if self._discarded:
             self._discarded, batch["restarted"] = False, np.ones(self.num_slots, bool)
         return {**batch, "state": recurrent_state} if recurrent_state else batch
@@ -204,6 +222,26 @@ class Collector(ActionSelection):
         if over:
             self.recovery.consecutive_failures = 0
         return over
+
+    def _read_infos(self, slots: list[int], row: int) -> None:
+        """Read the infos of the episodes that a step ended, unless whole games are reported."""
+        for slot in slots if self.slots.scores is None else ():
+            end = self.reporter.read(self.slots.final_info(slot))
+            if end is not NO_INFO:
+                self._episode_ends[slot, row] = end
+
+    def _take_reports(self, ends: Sequence[tuple[int, int]], totals: Callable[[], Batch]) -> Batch:
+        """Return the scores of whole games, where an episode is only a part of one, and the column `episode_info`.
+
+        Args:
+            ends: the slot and row of every episode that is reported.
+            totals: returns their returns and lengths.
+        """
+        scores = list(self.slots.scores or ())
+        games = take_game_scores(self.slots)
+        if games:
+            return games | self.reporter.column([self.reporter.read(score.info) for score in scores], lambda: games)
+        return self.reporter.column([self._episode_ends.get(end, NO_INFO) for end in ends], totals)
 
     def _step_slots(self, actions: Array, row: int, slots: list[int]) -> None:
         self.slots.step(actions, slots, row_of(self.obs, row + 1), self.reward[row], self.ended[row])

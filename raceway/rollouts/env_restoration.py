@@ -6,17 +6,30 @@ actions since the last reset are plain data, and small.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
-from raceway.envs import Slots
+from raceway.rl import row_of, tree_map
 from raceway.rl.spaces import Tree
 
 Array = np.ndarray
 
 _MAX_STEPS = 200_000  # repeating longer episodes would cost more than their experience is worth
+
+
+class ReplayedSlots(Protocol):
+    """Environments in which logged steps can be repeated; see `Slots`."""
+
+    num: int
+    scores: list[Any] | None
+
+    def reset(self, slots: Sequence[int], seeds: Sequence[int], obs: Tree) -> None:
+        """Start an episode in each of these slots."""
+
+    def step(self, actions: Any, active: Sequence[int], obs: Tree, reward: Array, ended: Array) -> Any:
+        """Step the active slots."""
 
 
 class EpisodeLog:
@@ -29,7 +42,7 @@ class EpisodeLog:
         self.num_steps = 0
         self._resets: list[list[tuple[int, int]]] = [[] for _ in range(num_slots)]  # the step and seed of each
         self._discarded_before = 0  # the step before which actions were discarded
-        self._chunks: list[tuple[int, Array, Array]] = []  # the first step, actions [T, B], and which are valid [T, B]
+        self._chunks: list[tuple[int, Tree, Array]] = []  # the first step, actions [T, B], and which are valid [T, B]
 
     def log_reset(self, slot: int, row: int, seed: int, from_seed: bool) -> None:
         """Log a reset.
@@ -44,14 +57,17 @@ class EpisodeLog:
             self._resets[slot].clear()
         self._resets[slot].append((self.num_steps + row, seed))
 
-    def log_steps(self, actions: Array, valid: Array) -> None:
-        """Log actions, and which of them were taken, [T, B]. The arrays are kept, not copied."""
+    def log_steps(self, actions: Tree, valid: Array) -> None:
+        """Log actions, and which of them were taken, [T, B]. The arrays are kept, not copied.
+
+        Actions may be a tree of arrays, such as those of several agents.
+        """
         self._chunks.append((self.num_steps, actions, valid))
-        self.num_steps += len(actions)
+        self.num_steps += len(valid)
         if self.num_steps - self._first_needed > _MAX_STEPS:
             self._discarded_before = self.num_steps
             self._chunks.clear()
-        while self._chunks and self._chunks[0][0] + len(self._chunks[0][1]) <= self._first_needed:
+        while self._chunks and self._chunks[0][0] + len(self._chunks[0][2]) <= self._first_needed:
             self._chunks.pop(0)
 
     @property
@@ -70,19 +86,18 @@ class EpisodeLog:
         if not self._chunks:
             return state
         needed = slice(self._first_needed - self._chunks[0][0], None)
-        columns = {"actions": 1, "valid": 2}
-        return state | {
-            name: np.concatenate([chunk[index] for chunk in self._chunks])[needed] for name, index in columns.items()
-        }
+        _, actions, valid = zip(*self._chunks, strict=True)
+        join = lambda *parts: np.concatenate(parts)[needed]  # noqa: E731
+        return state | {"actions": tree_map(join, *actions), "valid": join(*valid)}
 
     def restore(self, state: Any) -> None:
         """Restore the log."""
         self.num_steps, self._chunks = state["num_steps"], []
         self._resets = [[(step, seed) for step, seed in resets] for resets in state["resets"]]
         if "actions" in state:
-            self._chunks = [(state["first_step"], np.array(state["actions"]), np.array(state["valid"]))]
+            self._chunks = [(state["first_step"], tree_map(np.array, state["actions"]), np.array(state["valid"]))]
 
-    def restore_envs(self, slots: Slots, clip: Callable[[Array], Array], obs: Tree) -> None:
+    def restore_envs(self, slots: ReplayedSlots, clip: Callable[[Any], Any], obs: Tree) -> None:
         """Bring fresh environments to the state of the logged ones.
 
         Args:
@@ -100,17 +115,17 @@ class EpisodeLog:
             self._reset(slots, resets_at.pop(step, []), obs, started)
             active = np.flatnonzero(valid & started).tolist()
             if active:
-                slots.step(clip(actions.copy()), active, obs, reward, ended)
+                slots.step(clip(tree_map(np.copy, actions)), active, obs, reward, ended)
         self._reset(slots, resets_at.pop(self.num_steps, []), obs, started)
         if slots.scores is not None:
             slots.scores.clear()  # they were reported when the steps were first taken
 
-    def _steps_from(self, first: int) -> Iterator[tuple[int, Array, Array]]:
+    def _steps_from(self, first: int) -> Iterator[tuple[int, Tree, Array]]:
         for begin, actions, valid in self._chunks:
-            for index in range(max(first - begin, 0), len(actions)):
-                yield begin + index, actions[index], valid[index]
+            for index in range(max(first - begin, 0), len(valid)):
+                yield begin + index, row_of(actions, index), valid[index]
 
-    def _reset(self, slots: Slots, resets: list[tuple[int, int]], obs: Tree, started: Array) -> None:
+    def _reset(self, slots: ReplayedSlots, resets: list[tuple[int, int]], obs: Tree, started: Array) -> None:
         for slot, seed in resets:
             slots.reset([slot], [seed], obs)
             started[slot] = True

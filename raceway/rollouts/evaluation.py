@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import spaces
 
-from raceway.agents import EpsilonGreedy, Policy
-from raceway.agents.acting_policy import sampling_distribution
+from raceway.agents import Explorer, Policy, Sample
+from raceway.agents.exploration import LATE
 from raceway.checks import check_int
 from raceway.envs import UNKNOWN_SLOT, EnvSettings, Slots, SteppedSlots, has_tasks, make_slots
 from raceway.envs.env_vector import environment_error
 from raceway.errors import EnvironmentFailed, RacewayError
 from raceway.rl import empty, row_of, tree_map
+from raceway.rl.episode_info import success_of
 from raceway.rl.seeding import Purpose, derive_seed, episode_seed, seeded_globally_shared
 
 Array = np.ndarray
@@ -40,6 +42,8 @@ class Evaluation:
     """Undiscounted return of every episode, [E]."""
     lengths: Array
     """Steps of every episode, [E]."""
+    successes: Array = field(default_factory=lambda: np.empty(0))
+    """`is_success` of the info of every episode's last step, [E]; NaN for an episode without it."""
 
     @property
     def mean_return(self) -> float:
@@ -56,6 +60,12 @@ class Evaluation:
         """The mean of the lengths."""
         return float(self.lengths.mean())
 
+    @property
+    def success_rate(self) -> float | None:
+        """The mean of `is_success` over the episodes that have it; None if none has."""
+        reported = self.successes[~np.isnan(self.successes)]
+        return float(reported.mean()) if len(reported) else None
+
 
 def evaluate(
     policy: Policy,
@@ -69,6 +79,8 @@ def evaluate(
     on_progress: Callable[[int], None] | None = None,
     stop: Callable[[], object] | None = None,
     check: Callable[[spaces.Space, spaces.Space], None] | None = None,
+    explorer: Explorer | None = None,
+    make_evaluator: Callable[..., Evaluator] | None = None,
 ) -> Evaluation:
     """Evaluate a policy on whole episodes in fresh environments. The same arguments always give the same result.
 
@@ -80,23 +92,26 @@ def evaluate(
         env: the environment. If it has tasks, one is sampled for every episode.
         num_episodes: the number of episodes in total.
         seed: the seed of the episodes, and of sampled actions.
-        deterministic: take the most likely action, or the one with the highest Q-value; else sample. A Q-network then
-            explores with its ε.
+        deterministic: take the most likely action, or the one with the highest Q-value; else explore.
         clip_actions: whether environments get actions clipped to their bounds.
         num_envs: the number of environments that are stepped together.
         on_progress: called with the number of finished episodes, whenever some finish.
         stop: called before every step; if it returns a true value, `EvaluationStopped` is raised.
         check: called with the observation and action space before the first step.
+        explorer: how actions are chosen if not deterministic; by default they are sampled.
+        make_evaluator: returns the evaluator to use, such as an `EpisodeRecorder`; by default an `Evaluator`.
     """
     check_int("num_episodes", num_episodes)
     num = min(num_episodes, _MAX_ENVS if num_envs is None else check_int("num_envs", num_envs))
     seed = derive_seed(seed, Purpose.EVALUATION)
-    with seeded_globally_shared(seed), _evaluation_mode(policy, None if deterministic else num) as acting:
+    explorer = None if deterministic else (explorer or Sample()).for_slots(num)
+    with seeded_globally_shared(seed), _evaluation_mode(policy) as acting:
         slots = _make_slots(env, num, seed)
         try:
             if check is not None:
                 check(slots.observation_space, slots.action_space)
-            evaluator = Evaluator(slots, acting, seed=seed, clip_actions=clip_actions, deterministic=deterministic)
+            make = Evaluator if make_evaluator is None else make_evaluator
+            evaluator = make(slots, acting, seed=seed, clip_actions=clip_actions, explorer=explorer)
             return evaluator.run(num_episodes, on_progress, stop)
         finally:
             slots.close()
@@ -113,8 +128,8 @@ def _make_slots(env: EnvSettings, num: int, seed: int) -> Slots:
         raise EnvironmentFailed(failure.problem, UNKNOWN_SLOT, f"evaluation, one of {num} environments") from error
 
 
-Totals = list[list[tuple[float, int]]]
-"""Return and length of every finished episode, by slot."""
+Totals = list[list[tuple[float, int, float]]]
+"""Return, length and success (NaN if unknown) of every finished episode, by slot."""
 
 
 class Evaluator:
@@ -123,7 +138,9 @@ class Evaluator:
     A collector also keeps all observations, which would be gigabytes for long games.
     """
 
-    def __init__(self, slots: Slots, policy: Policy, *, seed: int, clip_actions: bool, deterministic: bool) -> None:
+    def __init__(
+        self, slots: Slots, policy: Policy, *, seed: int, clip_actions: bool, explorer: Explorer | None
+    ) -> None:
         self.slots, self.policy, self.seed = slots, policy, seed
         self.num, space = slots.num, slots.action_space
         self.obs: Any = empty(slots.observation_space, (self.num,))
@@ -131,11 +148,11 @@ class Evaluator:
         self.reward, self.ended = np.zeros(self.num, np.float32), np.zeros((2, self.num), bool)
         self.recurrent_state = policy.initial_state(self.num)
         self._bounds = (space.low, space.high) if clip_actions and isinstance(space, spaces.Box) else None
-        generator = None if deterministic else np.random.default_rng(derive_seed(seed, Purpose.ACTIONS))
-        self._actor = policy.actor(generator)
-        # Only active slots need an action, unless every slot has its own recurrent state or ε.
-        explores = isinstance(policy.distribution, EpsilonGreedy) and not deterministic
-        self._skip_inactive = isinstance(slots, SteppedSlots) and not (policy.recurrent or explores)
+        generator = None if explorer is None else np.random.default_rng(derive_seed(seed, Purpose.ACTIONS))
+        self._actor = policy.acting(generator, explorer, first_step=LATE)
+        # Only active slots need an action, unless every slot has its own recurrent state or knob.
+        by_slot = policy.recurrent or (explorer is not None and bool(explorer.knobs))
+        self._skip_inactive = isinstance(slots, SteppedSlots) and not by_slot
         self._returns, self._steps = np.zeros(self.num), np.zeros(self.num, np.int64)
         self._tasks: list[Array] = []
 
@@ -165,7 +182,7 @@ class Evaluator:
             if on_progress is not None:
                 on_progress(sum(map(len, totals)))
         table = np.array([row for rows, count in zip(totals, counts, strict=True) for row in rows[:count]], float)
-        return Evaluation(table[:, 0], table[:, 1].astype(np.int64))
+        return Evaluation(table[:, 0], table[:, 1].astype(np.int64), table[:, 2])
 
     def _begin_episodes(self, slots: list[int], totals: Totals) -> None:
         """Begin an episode in these slots; a game that has lives left continues with the next one."""
@@ -185,9 +202,8 @@ class Evaluator:
         rows: Any = active if self._skip_inactive and len(active) < self.num else slice(None)
         actions, self.recurrent_state = self._actor(row_of(self.obs, rows), self.recurrent_state)
         self.action[rows] = actions
-        env_actions = self.action.copy() if self._bounds is None else np.clip(self.action, *self._bounds)
         with self._locating_failures():
-            stepped = self.slots.step(env_actions, active, self.obs, self.reward, self.ended)
+            stepped = self.slots.step(self._env_actions(), active, self.obs, self.reward, self.ended)
             self._check_step(active, "step")
         valid = active if stepped is None else [slot for slot in active if stepped[slot]]
         if stepped is not None:
@@ -195,16 +211,25 @@ class Evaluator:
             self._reset_recurrent_state([slot for slot in active if not stepped[slot]])
         self._returns[valid] += self.reward[valid]
         self._steps[valid] += 1
+        self._on_steps(valid)
         return [slot for slot in valid if self.ended[:, slot].any()]
+
+    def _env_actions(self) -> Array:
+        """Return a copy of the actions, as environments get them."""
+        return self.action.copy() if self._bounds is None else np.clip(self.action, *self._bounds)
+
+    def _on_steps(self, slots: list[int]) -> None:
+        """Do nothing after a step of these slots; subclasses can record it."""
 
     def _add_totals(self, over: list[int], totals: Totals) -> None:
         """Add the totals of finished episodes, or of finished games where an episode may be a life."""
         if self.slots.scores is None:
             for slot in over:
-                totals[slot].append((float(self._returns[slot]), int(self._steps[slot])))
+                success = _success(self.slots.final_info(slot))
+                totals[slot].append((float(self._returns[slot]), int(self._steps[slot]), success))
         else:
             for score in self.slots.scores:
-                totals[score.slot].append((score.total, score.steps))
+                totals[score.slot].append((score.total, score.steps, _success(score.info)))
             self.slots.scores.clear()
         self._returns[over] = self._steps[over] = 0
 
@@ -259,16 +284,18 @@ class Evaluator:
         return self.slots.envs[slot]
 
 
+def _success(info: Any) -> float:
+    success = success_of(info)
+    return math.nan if success is None else success
+
+
 @contextmanager
-def _evaluation_mode(policy: Policy, num_sampled: int | None) -> Iterator[Policy]:
-    """Yield the policy on the CPU in evaluation mode; if actions are sampled, with one ε for each environment."""
+def _evaluation_mode(policy: Policy) -> Iterator[Policy]:
+    """Yield the policy on the CPU in evaluation mode."""
     acting = policy
     if any(part.device.type != "cpu" for part in policy.parameters()):
         acting = copy.deepcopy(policy).to("cpu")
     modes = [(module, module.training) for module in policy.modules()]
-    if num_sampled is not None and isinstance(policy.distribution, EpsilonGreedy):
-        acting = copy.copy(acting)  # shares the network
-        acting.distribution = sampling_distribution(policy, num_sampled)
     acting.eval()
     try:
         yield acting

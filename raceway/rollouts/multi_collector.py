@@ -1,103 +1,52 @@
 """Collecting with several agents: each policy gets the same kind of fragments as from single-agent environments.
 
-Every agent of every environment has a slot of its policy. Steps in which an agent is absent are not `valid`.
+Every agent of every environment has a slot of its policy, ordered by environment and then by agent. All agents of a
+parallel environment act at once, and steps in which an agent is absent are not `valid`; see `parallel_rollout`. In a
+turn-based one a step lasts until the agent's next turn; see `turn_based_rollout`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 
-from raceway.agents import Policy
-from raceway.envs.env_vector import action_converter
-from raceway.envs.multi_agent import MultiAgentSettings
+from raceway.agents import Explorer, Policy
+from raceway.agents.policy import ActingFunction
+from raceway.envs.multi_agent import MultiAgentSettings, agent_spaces, is_turn_based
 from raceway.errors import INTERRUPTS, EnvironmentFailed
-from raceway.rl import Batch, empty, fill, row_of, tree_map
-from raceway.rl.seeding import Purpose, derive_seed, episode_seed
+from raceway.rl import Batch, tree_map
+from raceway.rl.seeding import Purpose, derive_seed
+from raceway.rollouts.multi_envs import MultiEnvs
+from raceway.rollouts.parallel_rollout import ParallelRollout, ParallelRows
+from raceway.rollouts.recovery import ItemLost, Recovery
+from raceway.rollouts.turn_based_rollout import TurnBasedRollout
+from raceway.rollouts.turn_rows import TurnRows
 
 Array = np.ndarray
 
-
-class _PolicyArrays:
-    """The slots of one policy, and the arrays that their steps are written into."""
-
-    def __init__(self, policy: Policy, spaces: tuple[Any, Any], slots: list[tuple[int, str]], rows: int) -> None:
-        self.policy, self.slots = policy, slots
-        num = len(slots)
-        self.index = {slot: index for index, slot in enumerate(slots)}
-        self.convert = action_converter(spaces[1])
-        self.obs: Any = empty(spaces[0], (rows + 1, num))
-        self.action: Array = empty(spaces[1], (rows, num))
-        self.reward = np.zeros((rows, num), np.float32)
-        self.ended = np.zeros((rows, 2, num), bool)
-        self.valid = np.zeros((rows, num), bool)
-        self.present = np.zeros(num, bool)  # the agents that act next
-        self.totals = np.zeros((2, num))  # return and length so far of open episodes
-        self.final: list[tuple[int, int, Any]] = []  # row, index, and last observation of truncated episodes
-        self.ended_totals: list[Array] = []
-
-    def begin_fragment(self, random: np.random.Generator) -> None:
-        self.actor = self.policy.actor(random)
-        self.final.clear()
-        self.ended_totals.clear()
-        for part in (self.reward, self.ended, self.valid):
-            part[:] = 0
-
-    def select_actions(self, row: int) -> Any:
-        actions, _ = self.actor(row_of(self.obs, row), {})
-        self.action[row], self.valid[row] = actions, self.present
-        return self.convert(actions)
-
-    def add_step(
-        self, row: int, slot: tuple[int, str], reward: Any, terminated: bool, truncated: bool, obs: Any
-    ) -> None:
-        """Record the step of an agent."""
-        index = self.index[slot]
-        self.reward[row, index], self.ended[row, :, index] = reward, (terminated, truncated)
-        self.totals[:, index] += reward, 1
-        if obs is not None:
-            fill(row_of(self.obs, row + 1), index, obs)
-        if terminated or truncated:
-            self.ended_totals.append(self.totals[:, index].copy())
-            self.totals[:, index] = 0
-            if truncated:
-                self.final.append((row, index, tree_map(np.copy, row_of(self.obs, (row + 1, index)))))
-
-    def set_present(self, row: int, slot: tuple[int, str], obs: Any) -> None:
-        """Record the observation that an agent acts on next."""
-        fill(row_of(self.obs, row), self.index[slot], obs)
-        self.present[self.index[slot]] = True
-
-    def fragment(self, num_steps: int) -> Batch:
-        """Return the recorded steps as a fragment."""
-        final = [obs for _, _, obs in sorted(self.final, key=lambda entry: entry[:2])]
-        no_obs = row_of(self.obs, (slice(0, 0), 0))
-        table = np.array(self.ended_totals, float).reshape(-1, 2)
-        columns = {
-            "obs": row_of(self.obs, slice(0, num_steps)),
-            "action": self.action,
-            "reward": self.reward,
-            "terminated": self.ended[:, 0],
-            "truncated": self.ended[:, 1],
-            "valid": self.valid,
-            "last_obs": row_of(self.obs, num_steps),
-        }
-        batch: Batch = tree_map(np.copy, columns)
-        tree_map(lambda rows: np.copyto(rows[0], rows[num_steps]), self.obs)
-        return {
-            **batch,
-            "final_obs": tree_map(lambda *parts: np.stack(parts), *final) if final else tree_map(np.copy, no_obs),
-            "episode_return": table[:, 0],
-            "episode_length": table[:, 1].astype(np.int64),
-        }
+_log = logging.getLogger(__name__)
 
 
 class MultiCollector:
-    """Collects fragments in several environments whose agents may come and go.
+    """Collects fragments in several environments whose agents may come and go, or take turns.
 
-    Every episode has its own seed, and a fragment's random numbers are derived from its number, as in `Collector`.
+    Every episode has its own seed, and a fragment's random numbers are derived from its number, as in `Collector`. If
+    an environment fails, it is rebuilt, its episode is dropped, and another begins; see `Recovery`.
+
+    Args:
+        settings: makes the environments, and maps agents to policies.
+        num_envs: the number of environments that are stepped together.
+        policies: the policies by name.
+        num_steps: the number of rows of a fragment.
+        seed: the seed of the run.
+        shard: the number of the shard.
+        worker: the name of the worker, for errors.
+        clip_actions: the policies whose actions environments get clipped to their bounds.
+        recovery: the failure budget; by default the first failure is raised.
+        explorers: how each policy's actions are chosen; by default they are sampled.
     """
 
     def __init__(
@@ -109,91 +58,132 @@ class MultiCollector:
         *,
         seed: int,
         shard: int,
+        worker: str = "",
+        clip_actions: Collection[str] = (),
+        recovery: Recovery | None = None,
+        explorers: Mapping[str, Explorer] | None = None,
     ) -> None:
-        self.num_steps, self.seed, self.shard = num_steps, seed, shard
-        self.envs = [settings.make() for _ in range(num_envs)]
-        agents_by_policy = settings.agents_by_policy(self.envs[0])
-        self.policy_of = {agent: policy for policy, agents in agents_by_policy.items() for agent in agents}
-        self.arrays: dict[str, _PolicyArrays] = {}
-        for policy, agents in agents_by_policy.items():
-            spaces = self.envs[0].observation_space(agents[0]), self.envs[0].action_space(agents[0])
+        self.seed, self.shard, self.num_steps = seed, shard, num_steps
+        self._explorers = explorers or {}
+        self.envs = MultiEnvs(settings, num_envs, seed=seed, shard=shard, worker=worker, recovery=recovery)
+        first = self.envs.envs[0]
+        turn_based, rows = is_turn_based(first), dict[str, Any]()
+        for policy, agents in settings.agents_by_policy(first).items():
             slots = [(number, agent) for number in range(num_envs) for agent in agents]
-            self.arrays[policy] = _PolicyArrays(policies[policy], spaces, slots, num_steps)
-        self.episode = np.zeros(num_envs, np.int64)
-        self._started = False
+            rows[policy] = (TurnRows if turn_based else ParallelRows)(
+                policies[policy], agent_spaces(first, agents[0]), slots, num_steps, policy in clip_actions
+            )
+        self.episodes: Batch = {}
+        """The episodes of environments that ended in the last fragment, with the returns of all agents together."""
+        self.rows = rows
+        """The slots of every policy, and their arrays."""
+        self._rollout = (TurnBasedRollout if turn_based else ParallelRollout)(self.envs, rows, num_steps)
+        self._discarded = False  # whether episodes that earlier fragments left open were dropped
 
     def fragment(self, number: int = 0) -> dict[str, Batch]:
-        """Continue for `num_steps` steps, and return a fragment for every policy."""
-        for index, arrays in enumerate(self.arrays.values()):
+        """Continue all environments, and return a fragment for every policy.
+
+        Args:
+            number: the number of the call, from which its random numbers are derived.
+
+        Returns:
+            For every policy the columns that `Collector.fragment` returns, always with `valid`, and:
+
+            - `agent`, the number of every slot's agent among those with the policy, [B];
+            - `global_state`, [T, E, ...], `last_global_state`, [E, ...], and `final_global_state`, the states that go
+              with `final_obs`, if they are collected;
+            - `num_turns`, [B], of turn-based environments: the number of steps of every slot, which are its last rows.
+              See `rl.turns`.
+        """
+        while True:
+            failures_before = self.envs.recovery.consecutive_failures
+            try:
+                return self._collect(number)
+            except ItemLost as lost:
+                self._discard()
+                self.envs.forget_ended()
+                self.envs.recovery.consecutive_failures = failures_before  # the episodes that ended since are lost too
+                self.envs.recovery.record_failure(lost, lost.place, lost.steps)
+                self.envs.rebuild(lost.slot)
+                self.envs.episode += 1
+            except EnvironmentFailed:
+                self._discard()
+                raise
+
+    def _collect(self, number: int) -> dict[str, Batch]:
+        for index, (policy, rows) in enumerate(self.rows.items()):
             seed = derive_seed(self.seed, Purpose.ACTIONS, self.shard, number, index)
-            arrays.begin_fragment(np.random.default_rng(seed))
-        if not self._started:
-            self._started = True
-            for slot in range(len(self.envs)):
-                self._reset(slot, 0)
-        for row in range(self.num_steps):
-            actions = {policy: arrays.select_actions(row) for policy, arrays in self.arrays.items()}
-            for arrays in self.arrays.values():
-                arrays.present[:] = False
-            for slot in range(len(self.envs)):
-                self._step(slot, row, actions)
-        batches = {policy: arrays.fragment(self.num_steps) for policy, arrays in self.arrays.items()}
+            rows.begin_fragment(self._acting(policy, rows, np.random.default_rng(seed), number * self.num_steps))
+        batches = self._rollout.collect()
         self._check_finite(batches)
+        lost = self.envs.recovery.take_lost_episodes()
+        for policy, batch in batches.items():
+            batch |= {"agent": self.rows[policy].agent.copy(), **lost}
+            if self._discarded:
+                batch["restarted"] = np.ones(self.rows[policy].num, bool)
+        self._discarded = False
+        self.episodes = self.envs.take_ended() | lost
         return batches
 
-    def _arrays_of(self, agent: str) -> _PolicyArrays:
-        return self.arrays[self.policy_of[agent]]
+    def _acting(self, policy: str, rows: Any, random: np.random.Generator, first_step: int) -> ActingFunction:
+        """Return the function that acts in the slots of a policy during a fragment."""
+        explorer = self._explorers.get(policy)
+        if explorer is not None:
+            explorer = explorer.for_slots(rows.num, self.shard * rows.num)
+        return rows.policy.acting(random, explorer, first_step)
 
-    def _reset(self, slot: int, row: int) -> None:
-        seed = episode_seed(self.seed, self.shard, slot, int(self.episode[slot]))
-        try:
-            obs, _ = self.envs[slot].reset(seed=seed)
-            for agent in self.envs[slot].agents:
-                self._arrays_of(agent).set_present(row, (slot, agent), obs[agent])
-        except Exception as error:
-            raise self._failure("reset", slot, error) from error
-
-    def _step(self, slot: int, row: int, actions: Mapping[str, Any]) -> None:
-        env, env_actions = self.envs[slot], {}
-        acted = list(env.agents)
-        for agent in acted:
-            policy = self.policy_of[agent]
-            env_actions[agent] = actions[policy][self.arrays[policy].index[slot, agent]]
-        try:
-            obs, reward, terminated, truncated, _ = env.step(env_actions)
-            remaining = set(env.agents)
-            for agent in acted:
-                is_terminated, is_truncated = bool(terminated[agent]), bool(truncated[agent])
-                vanished = agent not in remaining and not (is_terminated or is_truncated)  # counts as truncated
-                self._arrays_of(agent).add_step(
-                    row, (slot, agent), reward[agent], is_terminated, is_truncated or vanished, obs.get(agent)
-                )
-            for agent in remaining:
-                ended = agent in acted and (terminated[agent] or truncated[agent])
-                if not ended:
-                    self._arrays_of(agent).set_present(row + 1, (slot, agent), obs[agent])
-        except Exception as error:
-            raise self._failure("step", slot, error) from error
-        if not remaining:
-            self.episode[slot] += 1
-            self._reset(slot, row + 1)
+    def _discard(self) -> None:
+        self._discarded = True
+        self._rollout.discard()
 
     def _check_finite(self, batches: Mapping[str, Batch]) -> None:
-        """Raise if a reward is not finite."""
+        """Raise `ItemLost` if a reward or observation is not finite."""
         for policy, batch in batches.items():
-            bad = np.argwhere(~np.isfinite(batch["reward"]) & batch["valid"])
-            if len(bad):
-                slot, agent = self.arrays[policy].slots[bad[0][1]]
-                value = batch["reward"][tuple(bad[0])]
-                raise EnvironmentFailed(f"a step gave {agent} a reward of {value}", slot, f"shard {self.shard}")
+            slots = self.rows[policy].slots
+            truncated = [slots[index] for index in np.nonzero(batch["truncated"])[1]]
+            self._check_column("a reward", batch["reward"], slots, batch["valid"])
+            for name, columns, of_slots in (("obs", 2, slots), ("last_obs", 1, slots), ("final_obs", 1, truncated)):
+                parts: list[Array] = []
+                tree_map(parts.append, batch[name])
+                for part in parts:
+                    rows, mask = (part, batch["valid"]) if columns == 2 else (part[None], True)
+                    self._check_column("an observation", rows, of_slots, mask)
 
-    def _failure(self, verb: str, slot: int, error: Exception) -> EnvironmentFailed:
-        if isinstance(error, INTERRUPTS):
-            raise error
-        problem = f"environment {verb} raised {type(error).__name__}: {error}"
-        return EnvironmentFailed(problem, slot, f"shard {self.shard}, episode {self.episode[slot]}")
+    def _check_column(self, kind: str, rows: Array, slots: list[tuple[int, str]], mask: Any) -> None:
+        """Raise `ItemLost` for the first value of a column, [T, B, ...], within the mask that is not finite."""
+        if rows.dtype.kind != "f" or np.isfinite(rows).all():
+            return
+        bad = np.argwhere(~np.isfinite(rows).reshape(*rows.shape[:2], -1).all(-1) & mask)
+        if len(bad):
+            row, index = bad[0]
+            slot, agent = slots[index]
+            value = rows[row, index]
+            problem = f"a step gave {agent} {kind} of {value.ravel()[:8].tolist() if value.ndim else value}"
+            place, steps = self.envs.locate(slot), self.envs.steps[slot]
+            raise ItemLost.at(problem, f"{kind} that is not finite", slot, place, steps)
+
+    def snapshot(self) -> Any:
+        """Return the state to `resume` from, as plain data."""
+        return {"envs": self.envs.state(), "rollout": self._rollout.state(), "discarded": self._discarded}
+
+    def resume(self, snapshot: Any) -> bool:
+        """Resume from a snapshot, with fresh environments; return whether their exact state was restored.
+
+        If they cannot be restored, new episodes begin.
+        """
+        self._discarded = bool(snapshot["discarded"])
+        if self.envs.restore(snapshot["envs"], self._rollout):
+            try:
+                if self._rollout.restore(snapshot["rollout"]):
+                    return True
+            except INTERRUPTS:
+                raise
+            except Exception as error:  # they do not behave as they did
+                _log.warning("restoring the environments of shard %d raised %r", self.shard, error)
+            self.envs.rebuild_all()
+        self._discard()
+        return False
 
     def close(self) -> None:
         """Close the environments."""
-        for env in self.envs:
-            env.close()
+        self.envs.close()

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,13 @@ from raceway.checks import unknown_name
 from raceway.errors import ConfigError
 from raceway.formatting import format_count
 from raceway.runs.reader import RunFiles, find_runs, numeric_value, run_directories
+from raceway.settings.groups import GROUPS, settings_without_effect
 
 RETURN_METRIC, EVAL_METRIC = "rollout/ep_rew_mean", "eval/mean_reward"
 CONFIDENCE_LEVEL = 0.95
-_IGNORED_SETTINGS = (
-    "engine", "address", "num_workers", "run_dir", "keep", "item_deadline", "max_env_failures", "max_restarts",
-    "metrics_interval",
-)  # fmt: skip
-"""Settings that do not change results."""
+_IGNORED_SETTINGS = settings_without_effect(*GROUPS)
 _IGNORED_PREFIXES = ("eval_", "save_", "checkpoint", "log_")
+"""Settings that do not change results, also those of other versions."""
 _MAX_LABEL_SETTINGS = 4
 _MIN_SEEDS = 5
 """With fewer seeds a bootstrap underestimates the spread of results."""
@@ -64,7 +63,7 @@ def group_runs(paths: Sequence[str | Path]) -> tuple[list[Group], list[str]]:
     for group in groups:
         for run in group.runs:
             if run.status != "finished":
-                notes.append(f"{group.label}, seed {run.seed}: {run.status}, after {run.timesteps:,} steps.")
+                notes.append(f"{group.label}, seed {run.seed}: {run.status}, after {run.steps:,} {run.progress.noun}.")
     return groups, notes
 
 
@@ -151,6 +150,24 @@ def metric_curves(group: Group, x: str, y: str) -> GroupCurves:
             xs, ys = np.asarray(points, float).T
             curves[run.seed] = xs, ys
     return GroupCurves(group.label, curves)
+
+
+def default_metric(groups: Iterable[Group]) -> str:
+    """Return the metric that runs are judged by: the return in training or, if none of them has it, in evaluations."""
+    runs = [run for group in groups for run in group.runs]
+    if any(RETURN_METRIC in run.last for run in runs):
+        return RETURN_METRIC
+    return EVAL_METRIC if any(EVAL_METRIC in row for run in runs for row in run.metrics) else RETURN_METRIC
+
+
+def matching_metrics(name: str, groups: Iterable[Group]) -> list[str]:
+    """Return the metrics of runs that match a pattern, such as those of all policies; or the one of this name."""
+    groups = list(groups)
+    names = dict.fromkeys(key for group in groups for run in group.runs for row in run.metrics for key in row)
+    matching = sorted(key for key in names if "*" in name and fnmatchcase(key, name))
+    if not matching:
+        check_metric(name, groups)
+    return matching or [name]
 
 
 def check_metric(name: str, groups: Iterable[Group]) -> None:

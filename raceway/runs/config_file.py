@@ -12,7 +12,7 @@ from pathlib import Path
 from raceway.errors import ConfigError
 from raceway.file_schemas import Document, Migrations, migrate, schema_mismatch
 
-CONFIG_SCHEMA = 2
+CONFIG_SCHEMA = 3
 """Schema number of config.json, its `schema`."""
 METRICS_SCHEMA = 1
 """Schema number of metrics.jsonl, the `metrics_schema` of config.json: the meaning of the metric names."""
@@ -26,7 +26,17 @@ def _add_env_and_importable(about: Document) -> Document:
     return {"metrics_schema": 1, "env": env, "importable": importable, **about}
 
 
-CONFIG_MIGRATIONS: Migrations = {1: _add_env_and_importable}
+def _batch_steps_of_impala(about: Document) -> Document:
+    """Migrate schema 2 to 3. The learning batch of IMPALA was a number of fragments, and is one of steps."""
+    config = dict(about["config"])
+    num_fragments = config.pop("num_fragments", None)
+    if about.get("algorithm") == "impala" and num_fragments is not None:
+        envs_per_shard = config["num_envs"] // (config["num_shards"] or 1)
+        config["batch_steps"] = num_fragments * envs_per_shard * config["fragment_steps"]
+    return {**about, "config": config}
+
+
+CONFIG_MIGRATIONS: Migrations = {1: _add_env_and_importable, 2: _batch_steps_of_impala}
 
 _REQUIRED = {
     "algorithm": str,
@@ -36,20 +46,22 @@ _REQUIRED = {
     "resumes": list,
     "setting_sources": dict,
 }
-_REQUIRED_WITH_POLICY = {
+_REQUIRED_WITH_CHECKPOINTS = {
     "config": {"network": str, "env_kwargs": dict},
-    "policy": {
-        "kind": str, "network": str, "hidden": list, "normalise": bool, "num_slots": int,
-        "activation": (str, type(None)), "shared": bool,
-    },
     "spaces": {"observation": dict, "action": dict},
-}  # fmt: skip
+}
+_REQUIRED_OF_POLICIES = {
+    "agents": list,
+    "algorithm": str,
+    "config": {"network": str},
+    "spaces": {"observation": dict, "action": dict},
+}
 
 
 def read_config(path: str | Path) -> Document:
     """Return the description of a run, checked and migrated to the current schema.
 
-    A run of an older version has no `policy` and no `spaces`; see `has_policy`. Its `setting_sources` are empty.
+    A run of an older version has no `spaces`; see `has_checkpoints`. Its `setting_sources` are empty.
     """
     directory, file = Path(path), Path(path) / "config.json"
     if not directory.is_dir():
@@ -73,18 +85,47 @@ def read_config(path: str | Path) -> Document:
 
 def _find_problem(about: Document) -> str | None:
     """Return the first entry that is missing or of a wrong type, or None."""
-    problem = schema_mismatch(about, _REQUIRED)
-    if problem is None and has_policy(about):
-        problem = schema_mismatch(about, _REQUIRED_WITH_POLICY)
+    problem = schema_mismatch(about, _REQUIRED) or _find_algorithm_problem(about)
+    if problem is None and "policies" in about:
+        problem = schema_mismatch(about, {"policies": dict})
+        policies = about["policies"].items() if problem is None else ()
+        problems = [
+            schema_mismatch(policy, _REQUIRED_OF_POLICIES, f"policies.{name}") or _find_algorithm_problem(policy)
+            for name, policy in policies
+        ]
+        problem = problem or next((text for text in problems if text), None)
+    elif problem is None and has_checkpoints(about):
+        problem = schema_mismatch(about, _REQUIRED_WITH_CHECKPOINTS)
     if problem is not None:
         return problem
     mismatches = (schema_mismatch(resume, {}, "resumes") for resume in about["resumes"])
     return next((mismatch for mismatch in mismatches if mismatch), None)
 
 
-def has_policy(about: Document) -> bool:
-    """Whether the description of a run includes its policy. Runs older than checkpoints do not."""
-    return about.get("policy") is not None and about.get("spaces") is not None
+def _find_algorithm_problem(about: Document) -> str | None:
+    """Return what is wrong about the algorithm of a run or of a policy, or None."""
+    if ":" in about["algorithm"]:
+        return f"its algorithm {about['algorithm']!r} is no name"  # it would be imported
+    if not isinstance(about.get("algorithm_import"), str | None):
+        return f"its algorithm_import is {about['algorithm_import']!r}"
+    return None
+
+
+def has_checkpoints(about: Document) -> bool:
+    """Whether a run can have checkpoints, from which its agent is rebuilt. Runs of the first version have none."""
+    return about.get("spaces") is not None or "policies" in about
+
+
+def algorithm_label(about: Document) -> str:
+    """Return the algorithms of a run: one, or those of several policies.
+
+    >>> algorithm_label({"algorithm": "ppo"})
+    'ppo'
+    >>> algorithm_label({"algorithm": "ppo", "policies": {"a": {"algorithm": "ppo"}, "b": {"algorithm": "dqn"}}})
+    'dqn+ppo'
+    """
+    policies = about.get("policies")
+    return "+".join(sorted({policy["algorithm"] for policy in policies.values()})) if policies else about["algorithm"]
 
 
 def _check_schema_number(file: Path, about: Document, name: str, newest: int) -> int:

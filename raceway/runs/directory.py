@@ -285,4 +285,6 @@ def _unused_path(parent: Path, name: str) -> Path:
 
 
 def _json_default(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
     return value.tolist() if hasattr(value, "tolist") else getattr(value, "__name__", repr(value))

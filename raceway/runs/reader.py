@@ -15,8 +15,9 @@ from raceway.checkpoints.files import open_regular_file
 from raceway.checks import nearest_name
 from raceway.errors import ConfigError
 from raceway.file_schemas import schema_mismatch
-from raceway.runs.config_file import read_config, read_json
+from raceway.runs.config_file import algorithm_label, read_config, read_json
 from raceway.runs.metrics_file import last_row, read_metrics
+from raceway.settings.progress import TIMESTEPS, Progress, progress_in
 
 ENDED_EARLY = ("interrupt", "terminated")
 """Values of a summary's `stopped_by` for a run that a signal ended."""
@@ -50,9 +51,19 @@ class RunFiles:
         return last_row(self.path)
 
     @property
+    def progress(self) -> Progress:
+        """What the run counts."""
+        return progress_in(self.last)
+
+    @property
     def timesteps(self) -> int:
         """Environment steps so far."""
-        return int(numeric_value(self.last, "time/total_timesteps") or 0)
+        return TIMESTEPS.of(self.last)
+
+    @property
+    def steps(self) -> int:
+        """Its progress: environment steps so far, or updates."""
+        return self.progress.of(self.last)
 
     @property
     def mean_return(self) -> float | None:
@@ -103,14 +114,29 @@ def read_run(path: str | Path) -> RunFiles:
     summary = None if running else _read_summary(path)
     return RunFiles(
         path=path,
-        algorithm=about["algorithm"],
+        algorithm=algorithm_label(about),
         env=summary["env"] if summary else _env_id(config["env"]),
         seed=config["seed"],
-        config=config,
+        config=config if "policies" not in about else {**config, **_policy_settings(about["policies"])},
         started=_start_time([about, *about["resumes"]][-1].get("started"), path / "config.json"),
         status="running" if running else _ending(summary),
         summary=summary,
     )
+
+
+def _policy_settings(policies: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of policies by name, with the policy's name before it unless all have the same value.
+
+    >>> pair, single = {"agents": ["a", "b"], "algorithm": "ppo"}, {"agents": ["c"], "algorithm": "ppo"}
+    >>> _policy_settings({"pair": {**pair, "config": {"lr": 1}}, "single": {**single, "config": {"lr": 2}}})
+    {'pair.lr': 1, 'single.lr': 2, 'pair.agents': 'a,b', 'single.agents': 'c'}
+    """
+    settings: dict[str, Any] = {}
+    for name in dict.fromkeys(name for policy in policies.values() for name in policy["config"]):
+        values = {policy: table["config"].get(name) for policy, table in policies.items()}
+        same = len({str(value) for value in values.values()}) == 1
+        settings |= {name: next(iter(values.values()))} if same else {f"{p}.{name}": v for p, v in values.items()}
+    return settings | {f"{policy}.agents": ",".join(table["agents"]) for policy, table in policies.items()}
 
 
 def is_running(path: str | Path) -> bool:
@@ -133,11 +159,10 @@ def _read_summary(path: Path) -> dict[str, Any] | None:
     problem = schema_mismatch(summary, {"env": str})
     if problem:
         raise ConfigError(f"{path / 'summary.json'} is corrupt: {problem}. Remove it.")
-    steps, summary_steps = (
-        numeric_value(last_row(path), "time/total_timesteps") or 0,
-        numeric_value(summary, "timesteps"),
-    )
-    return None if summary_steps is not None and steps > summary_steps else summary
+    row = last_row(path)
+    progress = progress_in(row)
+    summary_steps = numeric_value(summary, progress.setting.removeprefix("total_"))
+    return None if summary_steps is not None and progress.of(row) > summary_steps else summary
 
 
 def _ending(summary: Mapping[str, Any] | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
 import traceback
@@ -15,7 +14,6 @@ from typing import Any
 from raceway.checkpoints.store import Checkpoint
 from raceway.errors import INTERRUPTS, ConfigError, EnvironmentFailed, OperatorError
 from raceway.machine import seconds_since_process_start
-from raceway.rl.space_json import space_to_json
 from raceway.runs.directory import RunDirectory, as_json, survives_json
 from raceway.runs.merged_rows import RowMerger
 from raceway.runs.metrics_file import last_row, read_metrics
@@ -23,6 +21,7 @@ from raceway.runs.reader import numeric_value
 from raceway.runs.resume import ResumePoint
 from raceway.runs.tensorboard import TensorBoardWriter
 from raceway.runs.trained_policy import TrainedPolicy
+from raceway.settings.progress import UPDATES
 
 _log = logging.getLogger(__name__)
 
@@ -61,11 +60,12 @@ class Result:
     def __repr__(self) -> str:
         if not self.summary:
             return "<result of a training that has not ended>"
-        mean = self.summary["mean_return"]
+        summary, mean = self.summary, self.summary["mean_return"]
+        updates = summary["updates"]
+        length = f"{summary['timesteps']:,} steps" if updates is None else f"{updates:,} updates"
         return (
-            f"<result of {self.summary['algorithm']} on {self.summary['env']}, "
-            f"{'no return' if mean is None else f'mean return {mean:.4g}'} after {self.summary['timesteps']:,} steps, "
-            f"in {self.summary['run_dir']}>"
+            f"<result of {summary['algorithm']} on {summary['env']}, "
+            f"{'no return' if mean is None else f'mean return {mean:.4g}'} after {length}, in {summary['run_dir']}>"
         )
 
     @property
@@ -94,8 +94,7 @@ class RunRecorder(AbstractContextManager["RunRecorder"]):
     def __enter__(self) -> RunRecorder:
         """Create or reopen the run directory, and describe the run in it. A new one is removed if that fails."""
         training, resume_point = self.training, self.training.resume_point
-        requested = training.requested_cfg
-        config = {**dataclasses.asdict(training.cfg), "network": requested.network, "env": training.env.name}
+        config = training.saved_config
         _check_serialisable(config)
         with ExitStack() as stack:
             path = training.cfg.run_dir
@@ -159,14 +158,14 @@ class RunRecorder(AbstractContextManager["RunRecorder"]):
 
     def _start_new(self, config: dict[str, Any]) -> None:
         training, requested = self.training, self.training.requested_cfg
-        observation_space, action_space = map(space_to_json, training.spaces)
         self.directory.describe(
             training.algorithm.name,
             config,
             **self._chosen,
-            policy={**training.rollouts.policy_settings, "network": requested.network},
-            spaces={"observation": observation_space, "action": action_space},
-            env={"name": training.env.name, "kwargs": training.env.kwargs, "vector": training.env.vector},
+            algorithm_import=training.algorithm.import_name,
+            initial_weights=training.initial_weights,
+            **training.describe_agents(),
+            env={"name": training.env.name, "kwargs": training.env.kwargs, "vector": training.cfg.vector},
             importable={name: survives_json(getattr(requested, name)) for name in ("env", "network", "env_kwargs")},
         )
 
@@ -184,12 +183,10 @@ class RunRecorder(AbstractContextManager["RunRecorder"]):
         self.directory.describe_resume(config, about["steps"], **self._chosen)
 
     def record(self, metrics: dict[str, Any]) -> None:
-        """Record the metrics of an iteration, and pass them to the callbacks."""
+        """Record the metrics of an iteration."""
         row = self._merger.add(metrics)
         if row is not None:
             self._write(row)
-        for callback in self.training.callbacks:
-            callback.on_iteration(metrics)
 
     def flush(self) -> None:
         """Write the metrics of all iterations so far. Call it before every checkpoint, so that rows end there."""
@@ -201,10 +198,13 @@ class RunRecorder(AbstractContextManager["RunRecorder"]):
     def _write(self, row: dict[str, Any]) -> None:
         self.directory.add(row)
         self.tensorboard.add(row)
+        self.training.callbacks.on_metrics_row(row)
 
     def num_restarts(self) -> int:
         """Return the worker restarts up to the checkpoint that the run resumes from."""
-        return int(numeric_value(self.last_row(), "rollout/worker_restarts") or 0)
+        row = self.last_row()
+        values = [numeric_value(row, f"{group}/worker_restarts") for group in ("rollout", "dataset")]
+        return int(next((value for value in values if value is not None), 0))
 
     def last_row(self) -> dict[str, Any]:
         """Return the last row of metrics; an empty one if there is none."""
@@ -214,14 +214,18 @@ class RunRecorder(AbstractContextManager["RunRecorder"]):
         """Record the last row again, with more metrics in it."""
         self.directory.replace_last_row(row)
         self.tensorboard.add(row)
-        for callback in self.training.callbacks:
-            callback.on_iteration(row)
+        self.training.callbacks.on_metrics_row(row)
 
     def summarise(self, stopped_by: str, last: Checkpoint | None, error: str | None = None) -> None:
         """Write the summary of the run, with its last checkpoint, and the error if one ended it."""
         self.flush()
         training, report, evaluator = self.training, self.training.report, self.training.evaluator
         seconds = max(report.elapsed, 1e-9)
+        missing = report.episode_metrics.missing(getattr(training.cfg, "info_keys", ()))
+        counts_updates = training.cfg.progress is UPDATES
+        if missing and report.episodes and error is None:
+            text = "no episode's last info had %s: there are no such metrics. Check the names in info_keys"
+            _log.warning(text, ", ".join(map(repr, missing)))
         self.result.summary = {
             "algorithm": training.algorithm.name,
             "env": training.env.name,
@@ -230,23 +234,28 @@ class RunRecorder(AbstractContextManager["RunRecorder"]):
             "num_workers": training.num_workers,
             "iterations": report.iterations,
             "timesteps": report.timesteps,
+            "updates": report.steps if counts_updates else None,
             "episodes": report.episodes,
             "wall_seconds": seconds_since_process_start(),
             "train_seconds": seconds,
-            "fps": report.timesteps / seconds,
+            "fps": None if counts_updates else report.timesteps / seconds,
+            "updates_per_second": report.steps / seconds if counts_updates else None,
             "mean_return": report.mean_return,
             "best_mean_return": report.best,
+            "success_rate": report.episode_metrics.success_rate,
             "eval_mean_return": evaluator.last[1],
             "best_eval_mean_return": evaluator.best,
+            "missing_info_keys": missing,
             "env_failures": report.env_failures,
             "worker_restarts": self._flow_metrics.num_restarts if self._flow_metrics is not None else 0,
             "stopped_by": stopped_by,
             "error": error,
             "resumed_at": training.resume_point.steps if training.resume_point else None,
-            "weights_sha256": training.policy.sha256(),
+            "weights_sha256": training.agent.sha256(),
             "state_sha256": last and last.sha256,
             "checkpoint": last and str(last.path),
             "run_dir": str(self.path),
+            **training.summarise_agents(),
         }
         self.directory.write("summary.json", self.result.summary)
 
@@ -267,7 +276,7 @@ def _original(error: BaseException) -> BaseException:
 
 def _name(training: Any) -> str:
     """Return the name of the run directory, without the time."""
-    return f"{training.algorithm.name}-{file_name_part(training.env.name)}-{training.cfg.seed}"
+    return f"{training.label}-{file_name_part(training.env.name)}-{training.cfg.seed}"
 
 
 def file_name_part(name: str) -> str:

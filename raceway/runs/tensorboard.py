@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from raceway.checkpoints.files import append
 from raceway.errors import ConfigError
+from raceway.settings.progress import progress_in
 
 _log = logging.getLogger(__name__)
 
@@ -26,8 +27,17 @@ ALWAYS_WRITTEN = ("eval/mean_reward", "time/save_seconds")
 """Metrics that few rows have. These rows are always written."""
 
 
+def _of_policies(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics of policies in a row: with several agents, the next row may have those of others.
+
+    >>> _of_policies({"rollout/ep_rew_mean": 3, "rollout/pair/ep_rew_mean": 1})
+    {'rollout/pair/ep_rew_mean': 1}
+    """
+    return {name: value for name, value in row.items() if name.count("/") == 2}
+
+
 class TensorBoardWriter:
-    """Writes rows of metrics as scalars, one for each number, at the environment steps so far.
+    """Writes rows of metrics as scalars, one for each number, at the environment steps (or updates) so far.
 
     With `metrics_interval=0`, a fast algorithm has hundreds of rows a second, which a chart cannot resolve, and each
     costs 0.1 ms. So at most one row every 0.2 s is written, plus those with an evaluation and the last. A full disk is
@@ -70,6 +80,7 @@ class TensorBoardWriter:
     def add(self, row: Mapping[str, Any]) -> None:
         """Write a row, or keep it pending if another was written less than `ROW_EVERY` ago."""
         now = self._clock()
+        row = {**_of_policies(self._pending_row or {}), **row}
         if now - self._last_row_time < ROW_EVERY and not any(name in row for name in ALWAYS_WRITTEN):
             self._pending_row = row
             return
@@ -116,7 +127,7 @@ class TensorBoardWriter:
             for name, value in row.items()
             if isinstance(value, Real) and not isinstance(value, bool)
         ]
-        self._write(step=int(row["time/total_timesteps"]), summary={"value": values})
+        self._write(step=progress_in(row).of(row), summary={"value": values})
 
     def _write(self, **event: Any) -> None:
         """Add one record: its length and data, each with a checksum."""

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from gymnasium import spaces
 from torch import Tensor
 
-from raceway.agents import Policy, Weights
+from raceway.agents import Agent, Explorer, Spaces, Weights
 from raceway.agents.acting_policy import ActingPolicy
 from raceway.envs import EnvSettings
+from raceway.envs.names import is_multi_agent
 from raceway.errors import ConfigError
 from raceway.machine import worker_compute_settings
-from raceway.rl.space_json import space_to_json
+from raceway.rl.space_json import without_bounds
 from raceway.rollouts.evaluation import Evaluation, evaluate
 from raceway.runs.resume import check_trusted
 
@@ -23,13 +25,14 @@ class TrainedPolicy(ActingPolicy):
     """A trained policy, for `act`, `reset`, `evaluate`, `export_onnx` and `export_torch`.
 
     Args:
-        policy: the network with the distribution of its actions.
+        agent: everything that was trained. Its part `actor` acts.
         spaces: the observation space and the action space.
         env: the environment that it was trained in.
         about: see `about`.
         clip_actions: whether actions of a Box are clipped to its bounds.
         importable: whether the name of `env` can be imported; false for a function of a saved run.
         trust: whether the module that the name of `env` names may be imported.
+        explorer: how actions are chosen that are not deterministic.
     """
 
     about: dict[str, Any]
@@ -37,33 +40,41 @@ class TrainedPolicy(ActingPolicy):
 
     def __init__(
         self,
-        policy: Policy,
-        spaces: tuple[spaces.Space, spaces.Space],
+        agent: Agent,
+        spaces: Spaces,
         env: EnvSettings,
         about: dict[str, Any],
         *,
         clip_actions: bool,
         importable: bool = True,
         trust: bool = True,
+        explorer: Explorer | None = None,
     ) -> None:
-        super().__init__(policy, *spaces, clip_actions=clip_actions)
-        self.about, self._env = about, env
+        super().__init__(agent.actor, *spaces, clip_actions=clip_actions, explorer=explorer)
+        self.agent, self.about, self._env = agent, about, env
         self._importable, self._trust = importable, trust
 
     def __repr__(self) -> str:
         return f"<policy of {self.about['algorithm']} on {self.about['env']}, after {self.about['steps']:,} steps>"
 
     def weights(self) -> Weights:
-        """Return the parameters and buffers of the network by name, as arrays, which share the network's memory."""
-        return self.policy.weights()
+        """Return the parameters and buffers of the agent by name, as arrays, which share its memory."""
+        return self.agent.weights()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the parameters and buffers of the network by name, as tensors. `policy` is the torch module."""
-        return self.policy.state_dict()
+        """Return the parameters and buffers of the agent by name, as tensors. `agent` is the torch module."""
+        return self.agent.state_dict()
 
     def sha256(self) -> str:
         """Return a hash of all parameters and buffers, with their names and shapes."""
-        return self.policy.sha256()
+        return self.agent.sha256()
+
+    def with_agent(self, agent: Agent, about: Mapping[str, Any]) -> TrainedPolicy:
+        """Return the same policy with another agent, and more in `about`."""
+        trained = copy.copy(self)
+        trained.agent, trained.policy = agent, agent.actor
+        trained.about = {**self.about, **about}
+        return trained
 
     def env_settings(self, env: Any = None) -> EnvSettings:
         """Return the settings of the environment that it was trained in, or those of another one.
@@ -73,6 +84,8 @@ class TrainedPolicy(ActingPolicy):
         """
         if isinstance(env, EnvSettings):
             return env
+        if is_multi_agent(env):
+            raise ConfigError(f"{env} has several agents, and this policy is for one. Use another environment.")
         if env is not None:
             return EnvSettings(env, self._env.kwargs, self._env.vector)
         check_trusted("env", self._env.name, importable=self._importable, trust=self._trust)
@@ -101,6 +114,7 @@ class TrainedPolicy(ActingPolicy):
             "deterministic": deterministic,
             "clip_actions": self.clip_actions,
             "on_progress": on_progress,
+            "explorer": self.explorer,
         }
         with worker_compute_settings():
             return evaluate(self.policy, settings, num_episodes, seed=seed, check=self.check_spaces, **options)
@@ -112,7 +126,7 @@ class TrainedPolicy(ActingPolicy):
             "actions": (self.action_space, action_space),
         }
         for name, (own, other) in pairs.items():
-            if _without_bounds(own) != _without_bounds(other):
+            if without_bounds(own) != without_bounds(other):
                 raise ConfigError(f"the environment has {name} of {other}; the policy was trained with {own}")
 
     def export_onnx(self, path: str | Path) -> Path:
@@ -138,16 +152,3 @@ class TrainedPolicy(ActingPolicy):
         from raceway.agents.export import ExportablePolicy
 
         return ExportablePolicy(self.policy, self.observation_space, self.action_space, self.clip_actions)
-
-
-def _without_bounds(space: spaces.Space) -> Any:
-    """Return a space as JSON without its bounds, for comparisons."""
-
-    def remove_bounds(doc: Any) -> Any:
-        if isinstance(doc, list):
-            return [remove_bounds(part) for part in doc]
-        if not isinstance(doc, dict):
-            return doc
-        return {key: remove_bounds(part) for key, part in doc.items() if key not in ("low", "high")}
-
-    return remove_bounds(space_to_json(space))

@@ -37,8 +37,8 @@ _KEYS: dict[str, Key] = {
 }
 _SCALAR_COLUMNS = ("reward", "terminated", "truncated")
 """Columns that have an additional last axis of length 1 in TorchRL."""
-_EPISODE_COLUMNS = ("length", "last_obs", "final_obs", "episode_return", "episode_length", "state")
-"""Columns without a row for each step, which a TensorDict cannot hold."""
+_EPISODE_COLUMNS = ("length", "last_obs", "final_obs", "state")
+"""Columns without a row for each step, which a TensorDict cannot hold; `episode_*` are others."""
 
 
 def to_tensordict(batch: Batch, *, num_actions: int | None = None) -> TensorDict:
@@ -58,7 +58,7 @@ def to_tensordict(batch: Batch, *, num_actions: int | None = None) -> TensorDict
     shape = np.shape(batch["reward"])
     columns: dict[Key, Any] = {}
     for name, column in batch.items():
-        if name not in _EPISODE_COLUMNS:
+        if name not in _EPISODE_COLUMNS and not name.startswith("episode_"):
             columns[_KEYS.get(name, name)] = tree_map(lambda part, name=name: _row_tensor(part, name, shape), column)
     if num_actions is not None:
         columns["action"] = torch.nn.functional.one_hot(columns["action"].long(), num_actions)

@@ -17,6 +17,7 @@ from raceway.checks import check_positive
 from raceway.errors import ConfigError
 from raceway.ops.report import TrainStats
 from raceway.rl import Batch
+from raceway.rl.episode_info import EPISODE_INFO
 from raceway.rl.seeding import GLOBAL_GENERATORS_LOCK
 from raceway.torchrl.batches import as_tensordict
 
@@ -123,6 +124,7 @@ def _stats(batch: Batch | TensorDictBase, data: TensorDictBase) -> TrainStats:
         num_steps=data.numel() if index is None else 0,  # replayed steps were counted when collected
         returns=no_episodes if isinstance(batch, TensorDictBase) else batch.get("episode_return", no_episodes),
         lengths=no_episodes if isinstance(batch, TensorDictBase) else batch.get("episode_length", no_episodes),
+        episode_info=None if isinstance(batch, TensorDictBase) else batch.get(EPISODE_INFO),
     )
     priorities = data.get("td_error", None)
     if index is not None and priorities is not None:

@@ -6,14 +6,17 @@ from typing import Any
 
 
 class FlowMetrics:
-    """Reports, for every iteration, the driver's waiting times for rollouts and learner, and worker restarts.
+    """Reports, for every iteration, the driver's waiting times for source and learner, and worker restarts.
 
     Args:
         run: the running flow.
         restarts_before: worker restarts before the run was resumed.
+        source: the name of the source.
+        group: the group of metrics that restarts belong to.
     """
 
-    def __init__(self, run: Any, restarts_before: int = 0) -> None:
+    def __init__(self, run: Any, restarts_before: int = 0, *, source: str = "rollouts", group: str = "rollout") -> None:
+        self._source, self._restarts_metric = source, f"{group}/worker_restarts"
         stages = [stage for stage in run.stages.values() if hasattr(stage, "in_flight")]
         self._gathers = [stage for stage in stages if hasattr(stage, "shards")]
         self._offloaded = [stage for stage in stages if stage not in self._gathers]  # a remote learner
@@ -21,15 +24,24 @@ class FlowMetrics:
         self._actors = {id(shard.actor): shard.actor for shard in shards}.values()
         self._restarts_before = restarts_before
         self._previous = self._waiting_seconds()
+        self._incarnations = {actor: actor.incarnation for actor in self._actors}
 
     @property
     def num_restarts(self) -> int:
         """Restarts of workers since the run began. One that has several shards counts once."""
         return self._restarts_before + sum(actor.incarnation for actor in self._actors)
 
+    def take_restarted(self) -> list[str]:
+        """Return the names of the workers that were restarted since the last call, once for every restart."""
+        names: list[str] = []
+        for actor, before in self._incarnations.items():
+            self._incarnations[actor] = actor.incarnation
+            names += [actor.name] * (actor.incarnation - before)
+        return names
+
     def _waiting_seconds(self) -> dict[str, float]:
         """Return the total waiting times: the maximum over stages, as one driver waits for all of them at once."""
-        sides = {"time/wait_rollouts_seconds": self._gathers, "time/wait_learner_seconds": self._offloaded}
+        sides = {f"time/wait_{self._source}_seconds": self._gathers, "time/wait_learner_seconds": self._offloaded}
         return {name: max(stage.meter.waiting for stage in stages) for name, stages in sides.items() if stages}
 
     def metrics(self) -> dict[str, float]:
@@ -41,5 +53,5 @@ class FlowMetrics:
             metrics["train/queue_length"] = sum(len(stage.in_flight) for stage in self._offloaded)
         num_restarts = self.num_restarts
         if num_restarts:
-            metrics["rollout/worker_restarts"] = num_restarts
+            metrics[self._restarts_metric] = num_restarts
         return metrics

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import resource
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -58,7 +61,7 @@ class RandomPolicy:
         """Return an empty recurrent state."""
         return {}
 
-    def actor(self, random: np.random.Generator) -> Callable[[Any, Any], tuple[Array, Any]]:
+    def acting(self, random: np.random.Generator, *_: Any) -> Callable[[Any, Any], tuple[Array, Any]]:
         """Return a function from observations and recurrent state to actions and the next state."""
         if isinstance(self._space, spaces.Box):
             self._space.seed(int(random.integers(1 << 31)))
@@ -104,6 +107,13 @@ def interrupt_after(seconds: float | None) -> Iterator[Callable[[], object]]:
         signal.signal(signal.SIGALRM, handler)
 
 
+def _num_waits() -> float:
+    """Return how often this thread has given up the core to wait for something; NaN where that is not known."""
+    if sys.platform != "linux":
+        return math.nan
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+
+
 class _Stopwatch:
     """Measures the steps of the slots that it creates."""
 
@@ -129,10 +139,12 @@ class _Stopwatch:
 
     def _step(self, step: Callable[..., Any], *arguments: Any) -> Any:
         self.before_call()
-        wall, cpu = time.perf_counter(), time.process_time()
+        waits, wall, cpu = _num_waits(), time.perf_counter(), time.process_time()
         outcome = step(*arguments)
-        self.walls.append(time.perf_counter() - wall)
-        self.cpus.append(time.process_time() - cpu)
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        # A step that did not wait for anything took longer than its CPU time only because other programs had the core.
+        self.walls.append(min(wall, cpu) if _num_waits() == waits else wall)
+        self.cpus.append(cpu)
         return outcome
 
     @property

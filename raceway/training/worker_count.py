@@ -6,7 +6,7 @@ import dataclasses
 import logging
 from typing import Any
 
-from raceway.algorithms.setting_sources import DEFAULT, PRESET, USER, Sources
+from raceway.algorithms.setting_sources import DEFAULT, FILE, PRESET, USER, Sources
 from raceway.envs import EnvSettings, Slots
 from raceway.errors import ConfigError
 from raceway.formatting import format_count, format_duration
@@ -20,13 +20,15 @@ MIN_REMOTE_STEP_SECONDS = 25e-6
 time, and starting a worker takes longer than many iterations."""
 
 
-def decide_workers(cfg: Any, env: EnvSettings, slots: Slots, sources: Sources, *, resumed: bool) -> tuple[int, str]:
+def decide_workers(
+    cfg: Any, env: EnvSettings, slots: Slots | None, sources: Sources, *, resumed: bool
+) -> tuple[int, str]:
     """Return the number of workers of a run, 0 for stepping in the driver, and the reason if it is not the user's.
 
     Args:
         cfg: the config, adapted to the environment.
         env: the environment.
-        slots: existing slots of it.
+        slots: existing slots of it; None if workers do not step environments.
         sources: where the settings come from.
         resumed: whether the run is resumed.
     """
@@ -35,7 +37,7 @@ def decide_workers(cfg: Any, env: EnvSettings, slots: Slots, sources: Sources, *
         if reason:
             _log.warning("using %s", reason)
         return num_workers, reason
-    if cfg.engine == "inline":
+    if cfg.engine == "inline" or slots is None:
         return 0, ""
     limits = {"max_env_failures": cfg.max_env_failures, "deadline": cfg.item_deadline}
     cost = measure_step(env, slots, cfg.num_envs // cfg.num_shards, **limits)
@@ -95,10 +97,12 @@ def limit_workers(cfg: Any, sources: Sources, *, resumed: bool) -> tuple[int, st
             f"{cfg.num_workers} workers need at least as many shards, and num_shards is {cfg.num_shards}. Use at most "
             f"{workers}{'' if resumed else ', or more shards (that changes the results)'}."
         )
-    origin = {PRESET: "the preset has", DEFAULT: "the default is"}.get(sources.get("num_shards", ""), "there are")
+    origins = {FILE: "the config file has", PRESET: "the preset has", DEFAULT: "the default is"}
+    origin = origins.get(sources.get("num_shards", ""), "there are")
     reason = f"{workers} instead of {cfg.num_workers}: {origin} {shards}, and a worker without one would be idle"
-    possible = range(cfg.num_workers, cfg.num_envs + 1)
-    enough = next((number for number in possible if cfg.num_envs % number == 0), None)
+    num_envs = getattr(cfg, "num_envs", cfg.num_workers)  # which shards divide among themselves
+    possible = range(cfg.num_workers, num_envs + 1)
+    enough = next((number for number in possible if num_envs % number == 0), None)
     if resumed or enough is None:
         return cfg.num_shards, reason
     return cfg.num_shards, f"{reason}. With num_shards {enough} all of them work, and the results differ"

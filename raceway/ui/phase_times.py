@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_WAITING = {"wait_rollouts": "rollouts", "wait_learner": "train"}
+_WAITING = {"wait_rollouts": "rollouts", "wait_dataset": "dataset", "wait_learner": "train"}
 """Metrics of waiting, and the phase that is waited for."""
 
 

@@ -2,55 +2,29 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections import deque
 from pathlib import Path
 from typing import Any, TextIO
 
-from gymnasium.spaces import Box
-
-from raceway.algorithms.setting_sources import describe_sources
 from raceway.formatting import format_clock, format_count
 from raceway.signals import EXIT_CODES
 from raceway.ui.breakpoints import BreakpointHook
 from raceway.ui.callback import Display
 from raceway.ui.output_stream import OutputStream
 from raceway.ui.phase_times import PhaseTimes
+from raceway.ui.policy_lines import PolicyMetrics, evaluation_of_policies, summary_of_policies
+from raceway.ui.progress_text import MEAN_REWARD, format_steps, length_lines
 from raceway.ui.sparkline import SPARKLINE_WIDTH, sparkline
+from raceway.ui.training_description import describe_training
+from raceway.ui.training_run import TrainingRun
 
 RULE = "=" * 60
-MEAN_REWARD = "Mean Reward (last 100 episodes)"
-"""The name of the one number by which training is judged, wherever it is printed."""
-
-
-def describe_training(training: Any) -> list[str]:
-    """Return the settings of a training as lines of text."""
-    cfg, (observation_space, action_space) = training.cfg, training.spaces
-    num_iterations, num_episodes = cfg.num_iterations, getattr(cfg, "episodes_per_iter", None)
-    shape = observation_space.shape
-    where = format_count(training.num_workers, "worker") if training.num_workers else "in this process"
-    lines = [
-        f"Environment: {training.env.name}",
-        f"Observation dim: {math.prod(shape)}" if shape else f"Observations: {observation_space}",
-        f"Action dim: {getattr(action_space, 'n', None) or math.prod(action_space.shape)}",
-        f"Continuous actions: {isinstance(action_space, Box)}",
-        f"Engine: {cfg.engine}, {where}" if training.num_workers else f"Engine: {where}",
-    ]
-    chosen_by = "auto chose" if cfg.num_workers == "auto" else "using"
-    lines += [f"  {chosen_by} {training.num_workers_reason}"] if training.num_workers_reason else []
-    lines += [f"Training iterations: {num_iterations}"] if num_iterations else []
-    lines += [f"Total timesteps: {cfg.total_timesteps:,}"] if cfg.total_timesteps else []
-    if num_episodes:
-        lines.append(f"Episodes per iteration: {num_episodes}")
-        lines += [f"Total episodes: {num_iterations * num_episodes}"] if num_iterations else []
-    lines += [f"Resumed from: {training.resume_point.checkpoint.path}"] if training.resume_point else []
-    return [
-        *lines,
-        f"Seed: {cfg.seed}",
-        *describe_sources(cfg, training.setting_sources, training.env.name),
-    ]
+_FAILURES = {
+    "rollout/env_failures": "environment failure", "rollout/worker_restarts": "worker restart",
+    "dataset/worker_restarts": "reader restart",
+}  # fmt: skip
 
 
 class TextDisplay(Display):
@@ -60,6 +34,7 @@ class TextDisplay(Display):
         self._stream = OutputStream(stream)
         self._last_row: dict[str, Any] | None = None
         self._last_printed, self._eval_episodes = -1, 0
+        self.policy_metrics = PolicyMetrics(())
         self._last_print_time = time.monotonic()
 
     def write(self, *lines: str) -> None:
@@ -67,42 +42,53 @@ class TextDisplay(Display):
         self._stream.write("\n".join(lines) + "\n")
         self._stream.flush()
 
-    def on_start(self, training: Any, path: Path) -> None:
+    def on_train_start(self, run: TrainingRun) -> None:
         """Print the settings."""
+        training = run.training
         self._eval_episodes = training.cfg.eval_episodes
-        self.write(RULE, f"{training.algorithm.name.upper()} on {training.env.name}", RULE, "Configuration:")
+        self.policy_metrics = PolicyMetrics(training.policies)
+        self.write(RULE, f"{training.label.upper()} on {training.env.name}", RULE, "Configuration:")
         self.write(
-            *(f"  {line}" for line in describe_training(training)), f"  Run directory: {path}", "", "Training..."
+            *(f"  {line}" for line in describe_training(training)),
+            f"  Run directory: {run.directory}",
+            "",
+            "Training...",
         )
 
-    def on_iteration(self, row: dict[str, Any]) -> None:
+    def on_iteration_end(self, run: TrainingRun, metrics: dict[str, Any]) -> None:
         """Print every tenth iteration, and at least one every 30 seconds."""
-        self._last_row = row
-        index = row["time/iterations"] - 1
+        self._last_row = metrics
+        self.policy_metrics.add(metrics)
+        index = metrics["time/iterations"] - 1
         interval = 10 ** max(1, len(str(index)) - 2)  # every hundredth from 1000 on, and so forth: runs can be fast
         if index % interval == 0 or time.monotonic() - self._last_print_time > 30:
-            self._print_row(row)
-        if "eval/mean_reward" in row:
             self._print_last_row()
-            episodes = f" ({format_count(self._eval_episodes, 'episode')})" if self._eval_episodes else ""
-            steps = row["time/total_timesteps"]
-            self.write(f"Evaluation at {steps:,} steps | Mean Reward{episodes}: {format_evaluation(row)}")
+
+    def on_evaluation_end(self, run: TrainingRun, metrics: dict[str, Any]) -> None:
+        """Print the evaluation, after the line of its iteration."""
+        self._last_row = metrics
+        self._print_last_row()
+        episodes = f" ({format_count(self._eval_episodes, 'episode')})" if self._eval_episodes else ""
+        self.write(f"Evaluation at {format_steps(metrics)} | Mean Reward{episodes}: {format_evaluation(metrics)}")
 
     def _print_row(self, row: dict[str, Any]) -> None:
         self._last_printed, self._last_print_time = row["time/iterations"] - 1, time.monotonic()
-        mean = row["rollout/ep_rew_mean"]
-        reward = "    none" if mean is None else f"{mean:8.1f}"
-        self.write(f"Iteration {self._last_printed:4d} | {MEAN_REWARD}: {reward} | Loss: {_format_loss(row)}")
+        mean = row.get("rollout/ep_rew_mean")
+        reward = f"{MEAN_REWARD}: {'    none' if mean is None else f'{mean:8.1f}'}"
+        state = f"Epoch: {row['dataset/epoch']:8.2f}" if "dataset/epoch" in row else reward
+        policies = self.policy_metrics.texts()
+        rest = [f"{name}: {text}" for name, text in policies.items()] if policies else [f"Loss: {_format_loss(row)}"]
+        self.write(" | ".join([f"Iteration {self._last_printed:4d}", state, *rest]))
 
-    def on_checkpoint(self, steps: int) -> None:
+    def on_checkpoint(self, run: TrainingRun, path: Path) -> None:
         """Print that a checkpoint was saved, after the line of its iteration."""
         self._print_last_row()
-        self.write(f"Saved at {steps:,} steps")
+        self.write(f"Saved at {run.steps:,} {run.training.cfg.progress.noun}")
 
-    def on_end(self, result: Any) -> None:
+    def on_train_end(self, run: TrainingRun, summary: dict[str, Any]) -> None:
         """Print the summary."""
         self._print_last_row()
-        self.write(*summary_lines(result.summary, self._last_row))
+        self.write(*summary_lines(summary, self._last_row))
 
     def _print_last_row(self) -> None:
         if self._last_row is not None and self._last_row["time/iterations"] - 1 != self._last_printed:
@@ -111,12 +97,17 @@ class TextDisplay(Display):
 
 def format_evaluation(row: dict[str, Any]) -> str:
     """Return the result of an evaluation as text."""
-    return f"{row['eval/mean_reward']:.1f} ± {row['eval/std_reward']:.1f}"
+    success = f", success rate {row['eval/success_rate']:.0%}" if "eval/success_rate" in row else ""
+    return f"{row['eval/mean_reward']:.1f} ± {row['eval/std_reward']:.1f}{success}{evaluation_of_policies(row)}"
 
 
 def _format_loss(row: dict[str, Any]) -> str:
-    """Return the loss as text. There is none before the first gradient step of an algorithm with replay."""
-    return f"{row['train/loss']:8.4f}" if "train/loss" in row else "    none"
+    """Return the loss as text, that of the first objective if there are several.
+
+    There is none before the first gradient step of an algorithm with replay.
+    """
+    losses = [value for name, value in row.items() if name.startswith("train/") and name.endswith("loss")]
+    return f"{losses[0]:8.4f}" if losses else "    none"
 
 
 def summary_lines(summary: dict[str, Any], last_row: dict[str, Any] | None) -> list[str]:
@@ -127,16 +118,10 @@ def summary_lines(summary: dict[str, Any], last_row: dict[str, Any] | None) -> l
         title = "Stopped before the first checkpoint: by a second signal, or because an iteration took too long."
     if last_row is None and not stopped and summary["resumed_at"] is not None:
         title = f"Nothing left to do: {summary['stopped_by']} was already reached. Set a higher value to continue."
-    seconds = summary["train_seconds"]
-    final = summary["mean_return"]
-    lines = [
-        RULE,
-        title,
-        f"  Total time: {seconds:.2f}s",
-        f"  Episodes: {summary['episodes']} ({summary['episodes'] / seconds:.1f} episodes/sec)",
-        f"  Steps: {summary['timesteps']:,} ({summary['fps']:,.0f} steps/sec)",
-        f"  {MEAN_REWARD}: {'none' if final is None else format(final, '.1f')}",
-    ]
+    lines = [RULE, title, f"  Total time: {summary['train_seconds']:.2f}s", *length_lines(summary)]
+    lines += summary_of_policies(summary)
+    if summary["success_rate"] is not None:
+        lines.append(f"  Success rate (last 100 episodes): {summary['success_rate']:.1%}")
     if summary["best_eval_mean_return"] is not None:
         last = summary["eval_mean_return"]
         last_text = "abandoned" if last is None else f"{last:.1f}"
@@ -150,8 +135,7 @@ def summary_lines(summary: dict[str, Any], last_row: dict[str, Any] | None) -> l
 
 def _describe_failures(row: dict[str, Any]) -> str:
     """Return the failures so far as text."""
-    counts = {"environment failure": "rollout/env_failures", "worker restart": "rollout/worker_restarts"}
-    return ", ".join(format_count(row[name], noun) for noun, name in counts.items() if name in row)
+    return ", ".join(format_count(row[name], noun) for name, noun in _FAILURES.items() if name in row)
 
 
 class LiveDisplay(Display):
@@ -169,16 +153,16 @@ class LiveDisplay(Display):
         self._evaluation: str | None = None
         self._mean_returns: deque[float] = deque(maxlen=SPARKLINE_WIDTH)
         self._phase_times = PhaseTimes()
+        self._policy_metrics = PolicyMetrics(())
         self._start_time = time.monotonic()
 
-    def on_start(self, training: Any, path: Path) -> None:
+    def on_train_start(self, run: TrainingRun) -> None:
         """Print the settings, and start the display."""
         from rich.live import Live
 
-        self._training = training
-        self._console.print(
-            f"[bold]{training.algorithm.name}[/bold] on [bold]{training.env.name}[/bold]", highlight=False
-        )
+        training = self._training = run.training
+        self._policy_metrics = PolicyMetrics(training.policies)
+        self._console.print(f"[bold]{training.label}[/bold] on [bold]{training.env.name}[/bold]", highlight=False)
         for line in describe_training(training)[1:]:
             self._console.print(f"  {line}", highlight=False, markup=False)
         self._start_time = time.monotonic()
@@ -191,21 +175,27 @@ class LiveDisplay(Display):
         self._live.start()
         self._breakpoint_hook.install()
 
-    def on_iteration(self, row: dict[str, Any]) -> None:
+    def on_iteration_end(self, run: TrainingRun, metrics: dict[str, Any]) -> None:
         """Update the displayed metrics."""
-        self._row = row
-        if row["rollout/ep_rew_mean"] is not None:
-            self._mean_returns.append(row["rollout/ep_rew_mean"])
-        if "eval/mean_reward" in row:
-            self._evaluation = f"{format_evaluation(row)}  at {row['time/total_timesteps']:,} steps"
-        self._phase_times.add(row)
+        self._row = metrics
+        if metrics.get("rollout/ep_rew_mean") is not None:
+            self._mean_returns.append(metrics["rollout/ep_rew_mean"])
+        self._phase_times.add(metrics)
+        self._policy_metrics.add(metrics)
         if self._text_display is not None:
-            self._text_display.on_iteration(row)
+            self._text_display.on_iteration_end(run, metrics)
 
-    def on_end(self, result: Any) -> None:
+    def on_evaluation_end(self, run: TrainingRun, metrics: dict[str, Any]) -> None:
+        """Update the displayed evaluation."""
+        self._row = metrics
+        self._evaluation = f"{format_evaluation(metrics)}  at {format_steps(metrics)}"
+        if self._text_display is not None:
+            self._text_display.on_evaluation_end(run, metrics)
+
+    def on_train_end(self, run: TrainingRun, summary: dict[str, Any]) -> None:
         """Stop the display, and print the summary."""
         self._stop()
-        for line in summary_lines(result.summary, self._row)[1:-1]:
+        for line in summary_lines(summary, self._row)[1:-1]:
             self._console.print(line, highlight=False, markup=False)
 
     def __exit__(self, *_: object) -> None:
@@ -221,6 +211,7 @@ class LiveDisplay(Display):
         self._stop()
         stream: Any = self._console.file
         self._text_display = TextDisplay(stream)
+        self._text_display.policy_metrics = self._policy_metrics
 
     def _render(self) -> Any:
         from rich.panel import Panel
@@ -237,31 +228,45 @@ class LiveDisplay(Display):
             fraction_done, seconds_left = self._progress(row, elapsed)
             total = self._training.cfg.num_iterations
             grid.add_row("iteration", f"[bold]{row['time/iterations']}[/bold]" + (f" of {total}" if total else ""))
-            mean = row["rollout/ep_rew_mean"]
-            mean_text = "none yet" if mean is None else f"[bold green]{mean:.1f}[/bold green]"
-            grid.add_row("return", f"{mean_text}  [green]{sparkline(self._mean_returns)}[/green]")
-            grid.add_row("", "[dim]mean of the last 100 episodes[/dim]")
+            for cells in self._progress_rows(row, elapsed):
+                grid.add_row(*cells)
+            for name, text in self._policy_metrics.texts().items():
+                grid.add_row(name, text)
             if self._evaluation is not None:
                 grid.add_row("evaluation", self._evaluation)
-            grid.add_row("loss", _format_loss(row).strip())
-            grid.add_row("speed", f"{row['time/fps']:,.0f} steps/s   {row['time/episodes'] / elapsed:,.1f} episodes/s")
+            if not self._training.policies:
+                grid.add_row("loss", _format_loss(row).strip())
             grid.add_row("bottleneck", self._bottleneck())
-            if "rollout/env_failures" in row or "rollout/worker_restarts" in row:
+            if any(name in row for name in _FAILURES):
                 grid.add_row("failures", _describe_failures(row))
             if fraction_done is not None:
                 grid.add_row("", ProgressBar(total=1.0, completed=fraction_done, width=44))
                 grid.add_row("time", f"{format_clock(elapsed)} elapsed, {format_clock(seconds_left)} left")
             else:
                 grid.add_row("time", f"{format_clock(elapsed)} elapsed")
-        title = f"{self._training.algorithm.name} · {self._training.env.name} · seed {self._training.cfg.seed}"
+        title = f"{self._training.label} · {self._training.env.name} · seed {self._training.cfg.seed}"
         return Panel(grid, title=title, title_align="left", expand=False, border_style="blue")
+
+    def _progress_rows(self, row: dict[str, Any], elapsed: float) -> list[tuple[str, str]]:
+        """Return the labels and texts that depend on the source of the run."""
+        if "dataset/epoch" in row:
+            speed = f"{row['time/updates_per_second']:,.0f} updates/s"
+            return [("updates", format_steps(row)), ("epoch", f"{row['dataset/epoch']:,.2f}"), ("speed", speed)]
+        mean = row["rollout/ep_rew_mean"]
+        mean_text = "none yet" if mean is None else f"[bold green]{mean:.1f}[/bold green]"
+        several = ", all agents together" if self._training.policies else ""
+        return [
+            ("return", f"{mean_text}  [green]{sparkline(self._mean_returns)}[/green]"),
+            ("", f"[dim]mean of the last 100 episodes{several}[/dim]"),
+            ("speed", f"{row['time/fps']:,.0f} steps/s   {row['time/episodes'] / elapsed:,.1f} episodes/s"),
+        ]
 
     def _progress(self, row: dict[str, Any], elapsed: float) -> tuple[float | None, float]:
         """Return the fraction of the run that is done, by the nearest limit, and the estimated seconds left."""
         cfg = self._training.cfg
         limits = [
             (row["time/iterations"], cfg.num_iterations),
-            (row["time/total_timesteps"], cfg.total_timesteps),
+            (cfg.progress.of(row), cfg.total_steps),
             (elapsed, cfg.stop_seconds),
         ]
         fraction_done = max((min(1.0, value / limit) for value, limit in limits if limit), default=None)

@@ -1,4 +1,4 @@
-"""Plots of one training: the returns of its episodes, and the learning curves of its seeds."""
+"""Plots of one training: the returns of its episodes or evaluations, and the learning curves of its seeds."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from raceway.settings.progress import progress_in
 from raceway.ui.figures import import_pyplot, save_figure
 
 _DOT_COLOUR, _LINE_COLOUR, _BAND_COLOUR = "#9bb7d4", "#1f5f99", "#f2a65a"
@@ -28,9 +29,25 @@ def plot_returns(metrics: Sequence[Mapping[str, Any]], title: str, path: Path, s
     return save_figure(plt, figure, path, show)
 
 
+def plot_evaluations(metrics: Sequence[Mapping[str, Any]], title: str, path: Path, show: bool = False) -> Path:
+    """Plot the mean return of every evaluation in rows of metrics, with the standard deviation."""
+    plt = import_pyplot(show)
+    figure, axes = plt.subplots(figsize=(9, 4.8), layout="constrained")
+    rows = [row for row in metrics if "eval/mean_reward" in row]
+    progress = progress_in(rows[0])
+    steps = [progress.of(row) for row in rows]
+    means, deviations = (np.array([row[f"eval/{name}_reward"] for row in rows]) for name in ("mean", "std"))
+    band = means - deviations, means + deviations
+    axes.fill_between(steps, *band, color=_DOT_COLOUR, alpha=0.35, lw=0, label="standard deviation")
+    axes.plot(steps, means, color=_LINE_COLOUR, lw=2, marker=".", label="mean of an evaluation")
+    _style_axes(axes, title, progress.label, "return")
+    return save_figure(plt, figure, path, show)
+
+
 def plot_seeds(
-    curves: Mapping[int, tuple[Sequence[float], Sequence[float]]], title: str, path: Path, show: bool = False
-) -> Path:
+    curves: Mapping[int, tuple[Sequence[float], Sequence[float]]], title: str, path: Path, show: bool = False, *,
+    x_label: str = "environment steps", y_label: str = "mean return of the last 100 episodes",
+) -> Path:  # fmt: skip
     """Plot the learning curves of seeds, (environment steps, mean returns), with mean and interquartile range."""
     plt = import_pyplot(show)
     figure, axes = plt.subplots(figsize=(9, 4.8), layout="constrained")
@@ -42,7 +59,7 @@ def plot_seeds(
     low, high = np.quantile(table, [0.25, 0.75], axis=0)
     axes.fill_between(grid, low, high, color=_BAND_COLOUR, alpha=0.25, lw=0, label="interquartile range")
     axes.plot(grid, table.mean(0), color=_LINE_COLOUR, lw=2.2, label=f"mean of {len(curves)} seeds")
-    _style_axes(axes, title, "environment steps", "mean return of the last 100 episodes")
+    _style_axes(axes, title, x_label, y_label)
     axes.xaxis.set_major_formatter(plt.matplotlib.ticker.EngFormatter(sep=""))
     return save_figure(plt, figure, path, show)
 

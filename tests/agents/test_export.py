@@ -11,11 +11,12 @@ from gymnasium import spaces
 from torch import nn
 
 from raceway import train
-from raceway.agents import make_policy
+from raceway.agents import Agent, make_policy
 from raceway.agents.acting_policy import ActingPolicy, batch_observations
 from raceway.agents.export import ExportablePolicy, export_onnx, export_torch
 from raceway.errors import ConfigError
 from raceway.loaded_policy import load
+from tests.example_agents import example_actor, example_actor_critic
 
 NUM_OBS = 200
 IMAGE = spaces.Box(0, 255, (2, 40, 40), np.uint8)
@@ -27,10 +28,10 @@ NESTED = spaces.Dict(
 )
 MASKED = spaces.Dict({"observation": spaces.Box(-1, 1, (3,)), "action_mask": spaces.MultiBinary(4)})
 CASES: dict[str, tuple[spaces.Space, spaces.Space, dict[str, Any]]] = {
-    "box": (spaces.Box(-5, 5, (6,)), spaces.Box(-0.05, 0.05, (3,)), {"kind": "actor-critic", "normalise": True}),
-    "masked": (MASKED, spaces.Discrete(4, start=-1), {"kind": "actor-critic"}),
-    "nested": (NESTED, spaces.MultiDiscrete([3, 2]), {"kind": "actor-critic", "shared": True}),
-    "image": (IMAGE, spaces.Discrete(3), {"kind": "values"}),
+    "box": (spaces.Box(-5, 5, (6,)), spaces.Box(-0.05, 0.05, (3,)), {"normalise_obs": True}),
+    "masked": (MASKED, spaces.Discrete(4, start=-1), {"shared_layers": False}),
+    "nested": (NESTED, spaces.MultiDiscrete([3, 2]), {"shared_layers": True}),
+    "image": (IMAGE, spaces.Discrete(3), {}),
     "double": (spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (2, 2), np.float64), {}),
     "recurrent": (spaces.Box(-1, 1, (3,)), spaces.Discrete(3), {"network": "lstm"}),
 }
@@ -38,14 +39,16 @@ CASES: dict[str, tuple[spaces.Space, spaces.Space, dict[str, Any]]] = {
 
 def acting_policy(case: str) -> ActingPolicy:
     obs_space, action_space, settings = CASES[case]
-    policy = make_policy(obs_space, action_space, seed=0, **settings)
-    if settings.get("normalise"):
+    makes_critic = settings.keys() & {"normalise_obs", "shared_layers"}
+    make = example_actor_critic if makes_critic else example_actor
+    agent: Agent = make(obs_space, action_space, hidden=(128,), **settings)
+    if settings.get("normalise_obs"):
         rows = torch.from_numpy(np.random.default_rng(0).normal(2, 3, (100, 6)).astype(np.float32))
-        policy.observe({"obs": rows})
+        agent.observe({"obs": rows})
     random = torch.Generator().manual_seed(1)
-    for parameter in policy.parameters():  # larger than at initialisation, so that actions differ and biases count
+    for parameter in agent.parameters():  # larger than at initialisation, so that actions differ and biases count
         nn.init.normal_(parameter, std=0.5 if parameter.ndim > 1 else 0.1, generator=random)
-    return ActingPolicy(policy.eval(), obs_space, action_space, clip_actions=True)
+    return ActingPolicy(agent.eval().actor, obs_space, action_space, clip_actions=True)
 
 
 def samples(space: spaces.Space, num: int) -> Any:

@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from raceway.agents import LSTM, Categorical, Distribution, Encoder, Gaussian, mlp, network_for
+from raceway.agents import Categorical, Distribution, Encoder, Gaussian, RecurrentNetwork, mlp, network_for
 from raceway.agents.networks import ActionHead
 from raceway.agents.numpy_inference import NumpyActor, make_numpy_actor
 from raceway.errors import ConfigError
@@ -120,14 +120,14 @@ def test_a_head_for_continuous_actions_has_deviations() -> None:
 
 
 def test_an_lstm_depends_on_its_state() -> None:
-    network = LSTM(spaces.Box(-1, 1, (2,)), DISCRETE, (9, 5))
+    network = RecurrentNetwork(spaces.Box(-1, 1, (2,)), DISCRETE, (9, 5))
     state = network.initial_state(4)
     assert {name: part.shape for name, part in state.items()} == {"hidden": (4, 5), "cell": (4, 5)}
     first, after = network(torch.ones(4, 2), state)
     second, _ = network(torch.ones(4, 2), after)
     assert first.shape == (4, 3)
     assert (first != second).all()
-    assert LSTM(spaces.Box(-1, 1, (2,)), DISCRETE).cell.hidden_size == 128
+    assert RecurrentNetwork(spaces.Box(-1, 1, (2,)), DISCRETE).cell.hidden_size == 128
 
 
 def test_an_unknown_network() -> None:

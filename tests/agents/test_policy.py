@@ -180,7 +180,7 @@ def test_a_users_network_may_return_means_only() -> None:
     ("action_space", "outputs", "expected"), [(DISCRETE, 4, 3), (CONTINUOUS, 3, 4), (CONTINUOUS, 1, 4)]
 )
 def test_a_wrong_number_of_outputs(action_space: spaces.Space, outputs: int, expected: int) -> None:
-    message = rf"returned \(1, {outputs}\) for one observation; the actions need \(1, {expected}\)"
+    message = rf"part 'actor' returned \(3, {outputs}\) for 3 observations; actions of .* need \(3, {expected}\)"
     with pytest.raises(ConfigError, match=message):
         make_policy(BOX, action_space, linear(outputs))
 
@@ -199,11 +199,11 @@ class InvalidNetwork(nn.Module):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda obs: (obs[:, :3],), r"returned a tuple for one observation"),
-        (lambda obs: None, r"returned a NoneType for one observation"),
-        (lambda obs: obs[0, :3], r"returned \(3,\) for one observation; the actions need \(1, 3\)"),
-        (lambda obs: obs[:, None, :3], r"returned \(1, 1, 3\) for one observation"),
-        (lambda obs: obs @ torch.ones(7), r"the network failed on an observation of Box.*"),
+        (lambda obs: (obs[:, :3],), r"returned a tuple for 3 observations"),
+        (lambda obs: None, r"returned a NoneType for 3 observations"),
+        (lambda obs: obs[0, :3], r"returned \(3,\) for 3 observations; actions of Discrete\(3\) need \(3, 3\)"),
+        (lambda obs: obs[:, None, :3], r"returned \(3, 1, 3\) for 3 observations"),
+        (lambda obs: obs @ torch.ones(7), r"part 'actor' failed on 3 rows of shape \(3, 4\): .*"),
     ],
 )
 def test_a_network_that_cannot_be_used(function: Callable[[Tensor], Any], message: str) -> None:
@@ -212,7 +212,7 @@ def test_a_network_that_cannot_be_used(function: Callable[[Tensor], Any], messag
 
 
 def test_means_without_a_row_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"returned \(2,\) for one observation; the actions need \(1, 4\)"):
+    with pytest.raises(ConfigError, match=r"returned \(2,\) for 3 observations; actions of .* need \(3, 4\)"):
         make_policy(BOX, CONTINUOUS, lambda *_: InvalidNetwork(lambda obs: obs[0, :2]))
 
 
@@ -265,7 +265,7 @@ def test_a_recurrent_network_that_returns_no_state() -> None:
         def forward(self, obs: Tensor, state: dict[str, Tensor]) -> Any:
             return super().forward(obs, state)[0]
 
-    with pytest.raises(ConfigError, match="the network failed on an observation"):
+    with pytest.raises(ConfigError, match="part 'actor' failed on 3 rows"):
         make_policy(BOX, DISCRETE, Forgetful)
 
 

@@ -1,14 +1,14 @@
 """Values of settings that no algorithm accepts."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from gymnasium import spaces
 
 from raceway.algorithms import AlgorithmConfig, find_algorithm
-from raceway.checks import check_positive
 from raceway.errors import ConfigError
+from raceway.settings.field_types import PositiveFloat
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,27 @@ from raceway.errors import ConfigError
         ("impala", {"max_rho": 0.0}, "max_rho must be a number above 0"),
         ("ppo", {"lam": None}, "lam must be a number from 0 to 1, not None"),
         ("ppo", {"num_envs": None}, "num_envs must be a whole number from 1, not None"),
+        ("ppo", {"num_envs": True}, "num_envs must be a whole number from 1, not True"),
+        ("ppo", {"seed": -1}, "seed must be a whole number from 0, not -1"),
+        ("ppo", {"value_coef": "half"}, "value_coef must be a number, not 'half'"),
+        ("ppo", {"shared_layers": "no"}, "shared_layers must be true or false, not 'no'"),
+        ("ppo", {"activation": "tan"}, "unknown activation 'tan'. Did you mean 'tanh'.* Choose from: relu, tanh"),
+        ("ppo", {"engine": 3}, "unknown engine 3. Choose from: inline, process, ray"),
+        (
+            "ppo",
+            {"network": "lstn"},
+            "network must be mlp, lstm, gru, module:function, or a function, .*Did you mean 'lstm'",
+        ),
+        ("ppo", {"num_workers": "atuo"}, "num_workers must be a whole number from 1, or auto, .*Did you mean 'auto'"),
+        ("ppo", {"env_kwargs": "size=3"}, "env_kwargs must be names and values"),
+        ("ppo", {"save_seconds": -1}, "save_seconds must be a number of seconds, or 0 for never, not -1"),
+        ("ppo", {"run_dir": 3}, "run_dir must be text, or a path, not 3"),
+        ("dqn", {"epsilon_steps": 0}, "epsilon_steps must be a whole number from 1, not 0"),
+        (
+            "impala",
+            {"learner_on": "moon"},
+            "learner_on: unknown place of the learner 'moon'. Choose from: actor, driver",
+        ),
     ],
 )
 def test_values_out_of_range_are_refused(name: str, settings: dict[str, Any], message: str) -> None:
@@ -38,13 +59,11 @@ def test_values_out_of_range_are_refused(name: str, settings: dict[str, Any], me
 class OwnConfig(AlgorithmConfig):
     """Settings of an algorithm that gives known names other meanings."""
 
-    setting_checks: ClassVar = {"temperature": check_positive}
-
     alpha: float = 5.0
     beta: str = "auto"
     clip: float = 0.0
     lam: float | None = None
-    temperature: float | None = None
+    temperature: PositiveFloat | None = None
 
 
 def test_settings_are_checked_by_the_class_that_gives_them_a_meaning() -> None:

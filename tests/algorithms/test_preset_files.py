@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from raceway.algorithms import AlgorithmConfig, algorithm, find_algorithm, registry
-from raceway.algorithms.preset_files import PresetFile, read_presets
+from raceway.algorithms.preset_files import PresetFile, describe_source, find_preset
 from raceway.errors import ConfigError
 
 
@@ -36,7 +36,7 @@ def test_tables_of_environments_and_families(tmp_path: Path) -> None:
         source = "a paper"
         env_kwargs = { frames = [1, 2] }
     """
-    presets = read_presets(write(tmp_path, text), Config)
+    presets = dict(PresetFile(write(tmp_path, text), Config))
     atari = {"env_kwargs": {"frames": [1, 2]}}
     assert presets == {"CartPole-v1": {"hidden": (8, 8), "lr": 1e-3}, "ALE/Pong-v5": atari, "ALE/Breakout-v5": atari}
 
@@ -50,11 +50,13 @@ def test_tables_of_environments_and_families(tmp_path: Path) -> None:
         ('[family.a]\nsource = "x"', "family 'a' has no list of `environments`"),
         ('["A-v0"]\nsource = "x"\n[family.a]\nenvironments = ["A-v0"]\nsource = "x"', "two presets for A-v0"),
         ('["A-v0"', "not valid TOML"),
+        ('["A-v0"]\nsource = "x"\npatterns = ["B*"]', "`patterns` is a list, and belongs to a family, not to A-v0"),
+        ('[family.a]\nsource = "x"\nenvironments = ["A-v0"]\npatterns = "B*"', "`patterns` is a list"),
     ],
 )
 def test_invalid_preset_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        read_presets(write(tmp_path, text), Config)
+        dict(PresetFile(write(tmp_path, text), Config))
 
 
 def test_a_file_is_read_on_first_use(tmp_path: Path) -> None:
@@ -78,6 +80,53 @@ def test_a_preset_applies_below_the_settings_of_the_caller() -> None:
     assert ppo.settings(env="MountainCar-v0").num_envs == ppo.config.num_envs
 
 
+def test_other_environments_of_a_family_get_its_preset(tmp_path: Path) -> None:
+    text = """
+        [family.mujoco]
+        environments = ["Ant-v5"]
+        patterns = ["gymnasium.envs.mujoco.*"]
+        source = "a paper"
+        lr = 0.5
+
+        ["Hopper-v5"]
+        source = "another"
+        lr = 0.25
+
+        [family.atari]
+        environments = []
+        patterns = ["ALE/*"]
+        source = "a third"
+        lr = 0.125
+    """
+    presets = PresetFile(write(tmp_path, text), Config)
+    rates = {"Ant-v5": 0.5, "Walker2d-v5": 0.5, "Humanoid-v4": 0.5, "Hopper-v5": 0.25, "ALE/Asterix-v5": 0.125}
+    assert {env: find_preset(presets, env)["lr"] for env in rates} == rates
+    for env in ("Pendulum-v1", "HalfCheetahDirection-v0", "HalfCheetah-v3", "module:Unknown-v0"):
+        assert find_preset(presets, env) == {}
+        assert describe_source(presets, env) == ""
+    assert list(presets) == ["Ant-v5", "Hopper-v5"]
+    assert describe_source(presets, "Ant-v5") == "a paper"
+    assert describe_source(presets, "Walker2d-v5") == "Walker2d-v5 has that of the family mujoco. a paper"
+
+
+ENVIRONMENTS = {"Walker2d-v5": "HalfCheetah-v5", "Humanoid-v5": "Ant-v5", "ALE/Asterix-v5": "ALE/Pong-v5"}
+
+
+@pytest.mark.parametrize("name", ["a2c", "a3c", "apex", "dqn", "impala", "ppo"])
+def test_families_of_the_catalogue(name: str) -> None:
+    algorithm = find_algorithm(name)
+    for env, measured in ENVIRONMENTS.items():
+        if "box" not in algorithm.actions and "ALE/" not in env:
+            continue
+        settings = {"env": env}
+        assert algorithm.preset(settings) == algorithm.preset({"env": measured}) != {}
+        assert set(algorithm.sources(settings).values()) == {"user", "preset", "default"}
+        assert "Not measured on other" in algorithm.preset_source(settings)
+    for env in ("MountainCar-v0", "BipedalWalker-v3", "FrozenLake-v1"):
+        assert algorithm.preset({"env": env}) == {}
+        assert algorithm.preset_source({"env": env}) == ""
+
+
 def test_presets_may_be_a_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
 
@@ -86,3 +135,4 @@ def test_presets_may_be_a_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
         return rollouts
 
     assert find_algorithm("elsewhere").settings(env="cartpole").lr == 0.5
+    assert find_algorithm("elsewhere").preset_source({"env": "cartpole"}) == "the program that registers the algorithm"

@@ -12,11 +12,12 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from raceway.agents import Policy, make_policy
+from raceway.agents import ActorCritic, make_policy
 from raceway.agents.distributions import distribution_for
 from raceway.autograd.layers import ForwardPass, Layers
 from raceway.autograd.tape import Tape, use_tape
 from raceway.learner.learner import Learner, backward
+from tests.example_agents import example_actor_critic
 
 OBS_SPACE = spaces.Box(-2, 2, (5,), np.float32)
 DISCRETE = spaces.Discrete(3)
@@ -27,32 +28,34 @@ def random_obs(*shape: int) -> Tensor:
     return torch.randn(*shape, 5, generator=torch.Generator().manual_seed(0))
 
 
-def example_loss(policy: Policy, obs: Tensor) -> Tensor:
-    params, values = policy.evaluate(obs)
+def example_loss(agent: ActorCritic, obs: Tensor) -> Tensor:
+    params, values = agent.evaluate({"obs": obs})
     return params.square().mean() + (values - 1).square().mean() + params.sum() * values.mean()
 
 
-def gradients(policy: Policy, obs: Tensor, tape: Tape | None) -> dict[str, Tensor]:
-    policy.zero_grad(set_to_none=True)
+def gradients(agent: ActorCritic, obs: Tensor, tape: Tape | None) -> dict[str, Tensor]:
+    agent.zero_grad(set_to_none=True)
     with use_tape(tape):
-        value = example_loss(policy, obs)
+        value = example_loss(agent, obs)
     if tape is None:
         value.backward()
     else:
         tape.backward(value)
-    return {name: parameter.grad.clone() for name, parameter in policy.named_parameters() if parameter.grad is not None}
+    return {name: parameter.grad.clone() for name, parameter in agent.named_parameters() if parameter.grad is not None}
 
 
 @pytest.mark.parametrize("space", [DISCRETE, BOX], ids=["discrete", "box"])
-@pytest.mark.parametrize("options", [{}, {"activation": "relu"}, {"shared": True}, {"normalise": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"activation": "relu"}, {"shared_layers": True}, {"normalise_obs": True}], ids=str
+)
 @pytest.mark.parametrize("shape", [(7,), (3, 4)], ids=str)
 def test_gradients_equal_those_of_autograd(space: Any, options: dict[str, Any], shape: tuple[int, ...]) -> None:
-    policy = make_policy(OBS_SPACE, space, "mlp", (8, 6), seed=1, kind="actor-critic", **options)
+    agent = example_actor_critic(OBS_SPACE, space, hidden=(8, 6), seed=1, **options)
     obs = random_obs(*shape)
-    policy.observe({"obs": random_obs(50)})
-    expected = gradients(policy, obs, None)
+    agent.observe({"obs": random_obs(50)})
+    expected = gradients(agent, obs, None)
     tape = Tape()
-    actual = gradients(policy, obs, tape)
+    actual = gradients(agent, obs, tape)
     assert actual.keys() == expected.keys()
     assert len(actual) >= 8
     for name, gradient in expected.items():
@@ -61,42 +64,42 @@ def test_gradients_equal_those_of_autograd(space: Any, options: dict[str, Any], 
 
 
 def test_outputs_equal_those_of_torch() -> None:
-    policy = make_policy(OBS_SPACE, BOX, "mlp", (8, 6), seed=1, kind="actor-critic", normalise=True)
+    agent = example_actor_critic(OBS_SPACE, BOX, hidden=(8, 6), seed=1, normalise_obs=True)
     obs = random_obs(9)
-    policy.observe({"obs": 3 * random_obs(50) + 1})
-    by_torch = policy.evaluate(obs)  # with gradients and no tape
+    agent.observe({"obs": 3 * random_obs(50) + 1})
+    by_torch = agent.evaluate({"obs": obs})  # with gradients and no tape
     assert by_torch[0].grad_fn is not None
     with torch.no_grad():
-        by_numpy = policy.evaluate(obs)
+        by_numpy = agent.evaluate({"obs": obs})
     for actual, expected in zip(by_numpy, by_torch, strict=True):
         torch.testing.assert_close(actual, expected.detach())
 
 
 def test_gradients_accumulate() -> None:
-    policy = make_policy(OBS_SPACE, DISCRETE, "mlp", (8,), seed=1, kind="actor-critic")
-    once = gradients(policy, random_obs(4), Tape())
-    learner = Learner(policy, 0.0)  # its gradients are views of one vector
+    agent = example_actor_critic(OBS_SPACE, DISCRETE, seed=1)
+    once = gradients(agent, random_obs(4), Tape())
+    learner = Learner(agent, 0.0)  # its gradients are views of one vector
     learner.optimiser.zero_grad()
-    backward([lambda: example_loss(policy, random_obs(4))] * 2)
-    for name, parameter in policy.named_parameters():
+    backward([lambda: example_loss(agent, random_obs(4))] * 2)
+    for name, parameter in agent.named_parameters():
         torch.testing.assert_close(parameter.grad, 2 * once[name])
     assert learner.optimiser.vectors[0].gradient.abs().sum() > 0
 
 
 def test_frozen_parameters_get_no_gradient() -> None:
-    policy = make_policy(OBS_SPACE, DISCRETE, "mlp", (8,), seed=1, kind="actor-critic")
-    policy.network[1].weight.requires_grad_(False)
-    assert "network.1.weight" not in gradients(policy, random_obs(4), Tape())
+    agent = example_actor_critic(OBS_SPACE, DISCRETE, seed=1)
+    agent.actor.network[1].weight.requires_grad_(False)  # type: ignore[index]
+    assert "actor.network.1.weight" not in gradients(agent, random_obs(4), Tape())
 
 
 def test_parameters_that_the_loss_does_not_depend_on_get_no_gradient() -> None:
-    policy = make_policy(OBS_SPACE, DISCRETE, "mlp", (8,), seed=1, kind="actor-critic")
+    agent = example_actor_critic(OBS_SPACE, DISCRETE, seed=1)
     tape = Tape()
     with use_tape(tape):
-        params, _ = policy.evaluate(random_obs(4))
+        params, _ = agent.evaluate({"obs": random_obs(4)})
     tape.backward(params.sum())
-    assert all(parameter.grad is None for parameter in policy.critic.parameters())
-    assert all(parameter.grad is not None for parameter in policy.network.parameters())
+    assert all(parameter.grad is None for parameter in agent.critic.parameters())
+    assert all(parameter.grad is not None for parameter in agent.actor.network.parameters())
 
 
 def test_gradients_of_observations_use_autograd() -> None:

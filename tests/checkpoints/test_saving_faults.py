@@ -192,7 +192,7 @@ logging.getLogger("raceway").addHandler(type("MessageHandler", (logging.Handler,
 
 
 class FillDisk(Callback):
-    def on_iteration(self, row):
+    def on_iteration_end(self, run, row):
         if row["time/iterations"] == 2:
             with open(directory / "filler", "wb", buffering=0) as file:
                 try:

@@ -9,12 +9,12 @@ from typing import Any
 import gymnasium
 import pytest
 
-from raceway.agents import make_policy
 from raceway.checkpoints.store import Checkpoints
 from raceway.cli import main
 from raceway.errors import CheckpointError, ConfigError
 from raceway.runs.resume import prepare_resume
 from raceway.training.train import resume, train
+from tests.example_agents import example_actor_critic
 from tests.test_loaded_policy import change_config
 
 
@@ -58,7 +58,7 @@ def test_a_cluster_is_not_connected_to_without_trust(run: Path) -> None:
     "where",
     ["schema", "metrics_schema", "algorithm", "config", "config.env", "config.network", "config.hidden", "config.lr",
      "config.seed", "config.iterations", "config.num_envs", "config.env_kwargs", "config.engine", "config.vector",
-     "config.device", "env.name", "importable", "importable.env_kwargs", "policy", "spaces", "spaces.observation"],
+     "config.device", "env.name", "importable", "importable.env_kwargs", "spaces", "spaces.observation"],
 )  # fmt: skip
 def test_an_invalid_config_is_an_error_without_a_traceback(run: Path, where: str, value: Any) -> None:
     """Some changes have no effect, and the run is resumed."""
@@ -69,18 +69,15 @@ def test_an_invalid_config_is_an_error_without_a_traceback(run: Path, where: str
 @pytest.mark.parametrize("hidden", [[10**9], [10**5, 10**5]])
 def test_a_network_too_large_for_memory_is_refused(run: Path, hidden: list[int]) -> None:
     change_config(run, "config.hidden", hidden)
-    with pytest.raises(ConfigError, match=r"hidden layers the widths .*, and its policy \[8\]"):
-        resume(run)
-    change_config(run, "policy.hidden", hidden)
     with pytest.raises(ConfigError, match=r"describes a network with layers of 4, .*weights in all"):
         resume(run)
 
 
 def test_weights_must_fit_the_network(run: Path) -> None:
     _, _, resume_point = prepare_resume(run, None, {})
-    resume_point.check_weights_fit(make_policy(*spaces_of(cart()), "mlp", (8,), kind="actor-critic"))
+    resume_point.check_weights_fit(example_actor_critic(*spaces_of(cart()), hidden=(8,)))
     with pytest.raises(ConfigError, match=r"do not fit the network: .*has shape \(8, 4\), not \(7, 4\)"):
-        resume_point.check_weights_fit(make_policy(*spaces_of(cart()), "mlp", (7,), kind="actor-critic"))
+        resume_point.check_weights_fit(example_actor_critic(*spaces_of(cart()), hidden=(7,)))
 
 
 def spaces_of(env: gymnasium.Env) -> Any:

@@ -40,13 +40,19 @@ def test_help_for_an_environment_shows_what_would_run(capsys: pytest.CaptureFixt
         ):  # fmt: skip
             assert value in text
     assert "There is no preset for MountainCar-v0." in help_words(capsys, "train", "ppo", "--env", "MountainCar-v0")
+    text = help_words(capsys, "train", "ppo", "--env", "walker2d", "--max-grad-norm", "none")
+    assert "Source of the preset: Walker2d-v5 has that of the family mujoco. As in CleanRL" in text
+    assert "Not measured on other MuJoCo environments" in text
+    assert "[64, preset; default 8]" in text
+    assert "[none, you; default 0.5]" in text
 
 
 def test_help_without_an_environment_is_for_the_default_one_and_names_the_presets(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     text = help_words(capsys, "train", "ppo")
-    assert "There are presets for CartPole-v1, Acrobot-v1," in text
+    assert "There are presets for CartPole-v1, CartPolePositions-v1, Acrobot-v1," in text
+    assert "other environments of the family mujoco, other environments of the family atari: add --env" in text
     assert "Learning rate. [0.003, preset; default 0.0003]" in text
     assert "presets" not in help_words(capsys, "train", "reinforce")
 
@@ -69,7 +75,7 @@ def test_explain_shows_the_plan_and_all_settings(capsys: pytest.CaptureFixture[s
     plan, _, settings = capsys.readouterr().out.partition("\n\n")
     assert "for_each(TrainOneStep)" in plan
     starts = [line.partition(":")[0] for line in settings.splitlines() if not line.startswith(" ")]
-    assert starts == ["Set by you", "Preset for CartPole-v1", "Defaults"]
+    assert starts == ["Set by you", "Preset for CartPole-v1", "Defaults", "Source of the preset"]
     assert main(["explain", "ppo", "--local", "--mermaid"]) == 0
     assert "Defaults" not in capsys.readouterr().out
 

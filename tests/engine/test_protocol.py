@@ -13,7 +13,13 @@ from raceway.engine.process.engine import ProcessEngine
 from raceway.engine.ray.engine import RayEngine
 
 PACKAGE = Path(__file__).parents[2] / "raceway"
-PUBLIC_MODULES = {"raceway.engine", "raceway.engine.base", "raceway.engine.driver_client", "raceway.engine.malloc"}
+PUBLIC_MODULES = {
+    "raceway.engine",
+    "raceway.engine.base",
+    "raceway.engine.driver_client",
+    "raceway.engine.malloc",
+    "raceway.engine.plan_only",
+}
 
 METHODS = {
     name: method

@@ -4,7 +4,6 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from gymnasium import spaces
 
 import raceway.ops
-from raceway.agents import make_policy
+from raceway.agents import EpsilonGreedy
 from raceway.engine import make_engine
 from raceway.engine.base import Actor
 from raceway.envs import EnvSettings
@@ -20,6 +19,7 @@ from raceway.flow import Iter
 from raceway.ops import (
     AddAdvantages,
     AddLogProbs,
+    AddProgress,
     AddReturns,
     ApplyGradients,
     AverageGradients,
@@ -27,6 +27,7 @@ from raceway.ops import (
     ConcatBatches,
     ConcatFragments,
     CountSteps,
+    Exploration,
     Explore,
     FitBaseline,
     Fresh,
@@ -46,20 +47,23 @@ from raceway.ops import (
     TrainStats,
     Transitions,
     UpdatePriorities,
-    UpdateTarget,
     UpdateWeights,
 )
-from raceway.ops.multi_agent import Select, _ApplyToEach
+from raceway.ops.multi_agent import WholeEpisodes
+from raceway.ops.policy_report import JointEpisodes, ReportPolicies
+from raceway.ops.update_report import ReportUpdates
 from raceway.rollouts import RunningReturns
 from raceway.state import Stateful, restore, state_of
+from tests.example_agents import example_actor, makes_actor
 
 
 class Parts:
     """The arguments of operators that are not constants."""
 
     def __init__(self, workers: list[Actor], shards: list[Actor]) -> None:
-        policy = make_policy(spaces.Box(-1, 1, (2,)), spaces.Discrete(2), hidden=(4,), seed=0, kind="values")
-        self.learner, self.workers, self.shards = Learner(policy, 1e-3), workers, shards
+        agent = example_actor(spaces.Box(-1, 1, (2,)), spaces.Discrete(2), hidden=(4,))
+        self.learner, self.workers, self.shards = Learner(agent, 1e-3), workers, shards
+        self.exploration = Exploration(EpsilonGreedy(1.0))
         self.weights = UpdateWeights(self.learner, workers)
 
 
@@ -71,36 +75,40 @@ def loss(*_: Any) -> Any:
 OPERATORS: dict[type, tuple[Callable[[Parts], tuple[Any, ...]], dict[str, Any]]] = {
     AddAdvantages: (lambda parts: (), {"gamma": 0.731, "lam": 0.137, "scale_rewards": True}),
     AddLogProbs: (lambda parts: (), {"gamma": 0.731, "scale_rewards": True}),
+    AddProgress: (lambda parts: (parts.learner,), {}),
     AddReturns: (lambda parts: (), {"gamma": 0.731}),
     ApplyGradients: (lambda parts: (parts.learner,), {}),
     AverageGradients: (lambda parts: (), {}),
     ComputeGradients: (lambda parts: (loss,), {}),
     ConcatBatches: (lambda parts: (), {"min_steps": 7919}),
-    ConcatFragments: (lambda parts: (), {}),
+    ConcatFragments: (lambda parts: (), {"min_steps": 7919}),
     CountSteps: (lambda parts: (parts.learner,), {}),
-    Explore: (lambda parts: (parts.learner, loss), {}),
+    Explore: (lambda parts: (parts.exploration,), {"epsilon": loss}),
     FitBaseline: (lambda parts: (), {"gamma": 0.731}),
     Fresh: (lambda parts: (parts.weights,), {"max_lag": 7919}),
     InnerAdapt: (lambda parts: (parts.weights, loss), {"num_steps": 7919}),
+    JointEpisodes: (lambda parts: (), {}),
     MergeStats: (lambda parts: (), {}),
     MetaUpdate: (lambda parts: (parts.learner, loss, loss), {"num_epochs": 7919, "first_order": True}),
     ReportMetrics: (lambda parts: (), {}),
-    Select: (lambda parts: (), {"policy": "the-policy"}),
-    Sequences: (lambda parts: (), {"length": 7919, "overlap": 17}),
+    ReportPolicies: (lambda parts: (["pair"], JointEpisodes()), {}),
+    ReportUpdates: (lambda parts: (), {"num_rows": 7919}),
+    Sequences: (lambda parts: (), {"gamma": 0.731, "n": 17, "length": 7919, "burn_in": 19}),
     StandardizeFields: (lambda parts: ("the-column",), {}),
     StoreToReplay: (lambda parts: (parts.shards,), {}),
     TrainOneStep: (lambda parts: (parts.learner, loss), {"num_epochs": 7919, "num_minibatches": 17}),
     Transitions: (lambda parts: (), {"gamma": 0.731, "n": 17}),
     UpdatePriorities: (lambda parts: (), {}),
-    UpdateTarget: (lambda parts: (parts.learner,), {"every": 7919}),
     UpdateWeights: (lambda parts: (parts.learner, parts.workers), {"to": "senders", "every": 7919}),
-    _ApplyToEach: (lambda parts: (AddReturns(0.731), SimpleNamespace(policy=None)), {}),
+    WholeEpisodes: (lambda parts: (), {"num_episodes": 7919}),
 }
 
 
 @pytest.fixture(scope="module")
 def parts() -> Iterator[Parts]:
-    rollouts = RolloutSettings(env=EnvSettings("CartPole-v1"), num_shards=1, slots_per_shard=1, fragment_steps=2)
+    rollouts = RolloutSettings(
+        env=EnvSettings("CartPole-v1"), agent=makes_actor(), num_shards=1, slots_per_shard=1, fragment_steps=2
+    )
     with make_engine("inline") as engine:
         yield Parts(
             [engine.spawn(RolloutWorker, (rollouts,))],
@@ -169,9 +177,7 @@ CHANGED: dict[type, tuple[dict[str, Any], dict[str, Any]]] = {
     Fresh: ({"num_dropped": 3}, {"max_lag": 5}),
     MergeStats: ({"held": [TrainStats(5, np.ones(1), np.ones(1))]}, {}),
     MetaUpdate: ({}, {"num_epochs": 5, "first_order": False}),
-    Select: ({}, {"policy": "another"}),
     StandardizeFields: ({}, {}),
-    UpdateTarget: ({"steps": 40}, {"every": 5}),
 }
 """Operators whose constants earlier versions saved: values of their state, and other constants."""
 
@@ -200,26 +206,26 @@ def test_a_missing_state_changes_nothing(operator: type, parts: Parts) -> None:
 
 
 def test_a_flow_restores_an_old_state_with_constants(parts: Parts) -> None:
-    stats = TrainStats(0, np.empty(0), np.empty(0))
-
-    def flow(operator: UpdateTarget) -> Iter[TrainStats]:
-        return Iter.from_range(10).for_each(lambda _: stats).for_each(operator)
+    def flow(operator: Fresh) -> Iter[int]:
+        return Iter.from_range(10).filter(operator)
 
     def add_constant(state: Any) -> None:
-        """Add `every` wherever the state of the operator is."""
+        """Add `max_lag` wherever the state of the operator is."""
         if isinstance(state, dict):
-            if state.get("function") == {"steps": 4}:
-                state["function"]["every"] = 3
+            if state.get("function") == {"num_dropped": 4}:
+                state["function"]["max_lag"] = 3
             state = list(state.values())
         for value in state if isinstance(state, (list, tuple)) else ():
             add_constant(value)
 
-    with flow(UpdateTarget(parts.learner, every=3)).start() as run:
+    operator = Fresh(parts.weights, max_lag=3)
+    operator.num_dropped = 4
+    with flow(operator).start() as run:
         for _ in range(4):
             next(run)
         state = run.state()
     add_constant(state)
-    assert "every" in list(leaves(state))
-    operator = UpdateTarget(parts.learner, every=7)
+    assert "max_lag" in list(leaves(state))
+    operator = Fresh(parts.weights, max_lag=7)
     assert len(list(flow(operator).restore(state))) == 6
-    assert (operator.steps, operator.every) == (10, 7)
+    assert (operator.num_dropped, operator.max_lag) == (4, 7)

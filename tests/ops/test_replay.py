@@ -34,6 +34,7 @@ from raceway.rl import Batch
 from tests import conftest as above
 from tests.conftest import eventually
 from tests.engine.conftest import engines, make
+from tests.example_agents import makes_actor
 from tests.rollouts.toy_envs import Walk
 
 # These start processes: check every test for leaks.
@@ -73,7 +74,7 @@ def batches(num: int, size: int = 10) -> Iter[Batch]:
 def plan(engine: Engine, num_workers: int) -> Iter[Batch]:
     """Return a synchronous flow of rollouts, storing and sampling."""
     settings = RolloutSettings(
-        env=EnvSettings(Walk), num_shards=4, slots_per_shard=2, seed=5, hidden=(8,), fragment_steps=6
+        env=EnvSettings(Walk), num_shards=4, slots_per_shard=2, seed=5, agent=makes_actor(), fragment_steps=6
     )
     workers = [engine.spawn(RolloutWorker, (settings,)) for _ in range(num_workers)]
     shards = shards_of(engine, 3, capacity=150, alpha=0.6, seed=9)
@@ -228,7 +229,6 @@ def test_indices_from_before_a_restart_are_ignored() -> None:
     for shard in (before, after):
         shard.insert(rows(0, 10))
     batch = before.sample()
-    assert batch is not None
     after.update(batch["index"], np.full(4, 9.0))
     assert after.priorities().tolist() == [1.0] * 10
     before.update(batch["index"], np.full(4, 9.0))
@@ -256,11 +256,10 @@ def test_a_restored_replay_continues_exactly(engine: Engine) -> None:
         samples = []
         for number in range(first, first + 5):
             store(rows(7 * number, 7))
-            for shard in shards:
+            for shard in shards[: number + 1]:  # those that have rows
                 batch = shard.call("sample").result()
-                samples += [] if batch is None else [batch["reward"].tolist(), batch["weight"].tolist()]
-                if batch is not None:
-                    shard.call("update", batch["index"], batch["reward"] + 1).result()
+                samples += [batch["reward"].tolist(), batch["weight"].tolist()]
+                shard.call("update", batch["index"], batch["reward"] + 1).result()
         return samples
 
     run_rounds(store, shards, 0)
@@ -283,16 +282,16 @@ def test_incomplete_rows_are_held_until_the_next_fragment() -> None:
         return {"obs": obs, "action": obs, "reward": obs, "terminated": no_ends, "truncated": no_ends,
                 "last_obs": obs[-1] + 1, "final_obs": obs[:0, 0], "episode_return": np.zeros(0)}  # fmt: skip
 
-    for make_op in (lambda: Transitions(1.0, n=2), lambda: Sequences(2)):
+    for make_op in (lambda: Transitions(1.0, n=2), lambda: Sequences(1.0, 1, 2)):
         op, other = make_op(), make_op()
         first = op(fragment(0))
         assert "episode_return" in first
         assert first["obs"].tolist() in ([0, 1], [[0, 1]])
         other.restore(op.state())
         assert other(fragment(3))["obs"].tolist() == op(fragment(3))["obs"].tolist()
-    assert Sequences(5)(fragment(0)).keys() == {"episode_return"}, "no sequence is complete yet"
-    with pytest.raises(ConfigError, match="cannot overlap by 4"):
-        Sequences(4, overlap=4)
+    assert len(Sequences(1.0, 1, 5)(fragment(0))["obs"]) == 0, "no sequence is complete yet"
+    with pytest.raises(ConfigError, match="in sequences of 4 steps, 4 cannot be burn-in"):
+        Sequences(1.0, 1, 4, burn_in=4)
 
 
 @pytest.mark.parametrize(
@@ -316,3 +315,13 @@ def test_invalid_settings_raise(settings: dict[str, int], message: str) -> None:
 def test_the_capacity_is_divided_over_all_shards() -> None:
     settings = ReplaySettings(capacity=11, num_shards=3)
     assert [settings.make(number).capacity for number in range(3)] == [4, 4, 3]
+
+
+def test_settings_in_steps_for_rows_of_several_steps() -> None:
+    settings = ReplaySettings(capacity=1000, batch_size=64, num_shards=2, min_size=100)
+    sequences = settings.with_rows_of(16)
+    assert (sequences.capacity, sequences.batch_size, sequences.min_size) == (62, 4, 7)
+    assert settings.with_rows_of(1) == settings
+    assert ReplaySettings(capacity=10, batch_size=8).with_rows_of(16).batch_size == 1
+    with pytest.raises(ConfigError, match="Set stacked_frames to False"):
+        ReplaySettings(capacity=10, stacked=True).with_rows_of(16)

@@ -7,27 +7,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raceway.agents import Policy, make_policy
+from raceway.agents import Agent, Spaces
 from raceway.envs import EnvSettings, make_slots
 from raceway.errors import ConfigError, EnvironmentFailed
 from raceway.flow import Shard
 from raceway.ops.rollouts import RolloutSettings, RolloutWorker, episodes_of_shard
 from raceway.rl import Batch
+from tests.example_agents import makes_actor
 from tests.rollouts.toy_envs import Counting, Fault, Walk
 
 SHARDS = [Shard(number, 3, 11) for number in range(3)]
 
 
-def settings_of(env: Any = Walk, **changed: Any) -> RolloutSettings:
-    settings = {"num_shards": 3, "slots_per_shard": 2, "seed": 11, "hidden": (8,), **changed}
-    return RolloutSettings(env=EnvSettings(env), **settings)
+def settings_of(env: Any = Walk, *, network: Any = "mlp", **changed: Any) -> RolloutSettings:
+    settings = {"num_shards": 3, "slots_per_shard": 2, "seed": 11, **changed}
+    return RolloutSettings(env=EnvSettings(env), agent=makes_actor(network), **settings)
 
 
-def policy_of(settings: RolloutSettings, seed: int = 0) -> Policy:
+def agent_of(settings: RolloutSettings, seed: int = 0) -> Agent:
     slots = make_slots(settings.env, 1)
-    policy = make_policy(slots.observation_space, slots.action_space, settings.network, settings.hidden, seed)
+    agent = settings.make_agent(Spaces(slots.observation_space, slots.action_space), seed)
     slots.close()
-    return policy
+    return agent
 
 
 def assert_equal(batch: Batch, other: Batch) -> None:
@@ -41,7 +42,7 @@ def assert_equal(batch: Batch, other: Batch) -> None:
 @pytest.mark.parametrize("network", ["mlp", "lstm"])
 def test_whole_episodes_of_a_shard_are_the_same_on_every_worker(env: Any, num_episodes: int, network: str) -> None:
     settings = settings_of(env, num_episodes=num_episodes, network=network)
-    weights = policy_of(settings).weights()
+    weights = agent_of(settings).weights()
     alone, shared = RolloutWorker(settings, "alone"), RolloutWorker(settings, "shared")
     alone.set_weights(weights)
     shared.set_weights(weights)
@@ -57,7 +58,7 @@ def test_fragments_of_a_shard_do_not_depend_on_other_shards() -> None:
     settings = settings_of(fragment_steps=7)
     alone, shared = RolloutWorker(settings), RolloutWorker(settings)
     for worker in (alone, shared):
-        worker.set_weights(policy_of(settings).weights())
+        worker.set_weights(agent_of(settings).weights())
     for number in range(4):
         for other in (0, 2):
             shared.sample(shard=SHARDS[other], number=number)
@@ -101,13 +102,13 @@ def test_environments_that_do_not_repeat_from_seed_belong_to_one_shard() -> None
 def test_the_newest_weights_are_used(after: bool) -> None:
     """Whether they are set before the first item or later."""
     settings = settings_of(num_episodes=9)
-    worker, policy = RolloutWorker(settings), policy_of(settings)
+    worker, agent = RolloutWorker(settings), agent_of(settings)
     if after:
         actions = worker.sample(shard=SHARDS[0], number=0)["action"]
         assert set(actions.tolist()) == {0, 1, 2}
     for action in (1, 2):
-        policy.weights()["network.3.bias"][:] = np.eye(3)[action] * 100
-        worker.set_weights({name: array.copy() for name, array in policy.weights().items()})
+        agent.weights()["actor.network.3.bias"][:] = np.eye(3)[action] * 100
+        worker.set_weights({name: array.copy() for name, array in agent.weights().items()})
         assert set(worker.sample(shard=SHARDS[0], number=1)["action"].tolist()) == {action}
 
 

@@ -50,6 +50,17 @@ def test_v_trace_with_other_clipping() -> None:
     assert actual.targets.ravel() == pytest.approx(values.ravel() + np.array([-1 + 0.25 * second, second, 1]))
 
 
+def test_a_truncated_step_bootstraps() -> None:
+    rewards, values, truncated = column(1, 2, 3), column(4, 2, 6), column(0, 1, 0) > 0
+    bootstrap = column(0, 5, 0)
+    actual = generalised_advantages(rewards, values, LAST, truncated, gamma=0.5, lam=0.5, bootstrap=bootstrap)
+    # δ of the truncated step is 2 + 5 - 2, and nothing after it counts.
+    assert actual.ravel().tolist() == [-2 + 5 / 4, 5, 1]
+    corrected = v_trace(0 * rewards, rewards, values, LAST, truncated, gamma=0.5, lam=0.5, bootstrap=bootstrap)
+    assert corrected.targets.ravel().tolist() == [4 - 2 + 5 / 4, 2 + 5, 6 + 1]
+    assert corrected.advantages.ravel().tolist() == [1 + 7 / 2 - 4, 5, 1]
+
+
 @settings(max_examples=50, deadline=None)
 @given(
     steps=st.integers(1, 12), width=st.integers(1, 3), seed=st.integers(0, 1000), lam=st.sampled_from([0.0, 0.7, 1.0])

@@ -43,6 +43,7 @@ def test_purposes_never_change() -> None:
         "LEARNER": 3,
         "EVALUATION": 4,
         "TASKS": 5,
+        "DATASET": 6,
     }
 
 

@@ -4,11 +4,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from raceway.agents import make_policy
-from raceway.rl import Batch, concat, n_step_transitions, sequences
+from raceway.errors import ConfigError
+from raceway.rl import Batch, concat, masked_mean, n_step_transitions, sequences
 from raceway.rollouts import Collector
 from tests.rollouts.toy_envs import KINDS, Counting, slots_of
 
@@ -143,35 +145,63 @@ def test_transitions_of_environments_with_every_autoreset_mode(kind: str, n: int
 
 
 def test_sequences_by_hand() -> None:
-    batch = fragment([[1, 10], [2, 20], [3, 30], [4, 40], [5, 50]], {(1, 0): "truncated", (2, 1): "terminated"})
-    windows, held = sequences(batch, 2)
-    assert windows["obs"].tolist() == [[0, 1], [100, 101], [2, 3], [102, 103]]
-    assert windows["reward"].tolist() == [[1, 2], [10, 20], [3, 4], [30, 40]]
-    assert windows["last_obs"].tolist() == [2, 102, 4, 104]
-    assert windows["mask"].tolist() == [[True, False], [True, True], [True, True], [True, True]]
-    assert windows["terminated"].tolist() == [[False, False], [False, False], [False, False], [True, False]]
-    windows, held = sequences(fragment([[6, 60]], {}, first=5), 2, 0, held)
-    assert windows["obs"].tolist() == [[4, 5], [104, 105]]
-    assert held is None
+    """Two-step transitions in sequences of four steps, of which the first two are burn-in."""
+    ends = {(1, 0): "truncated", (2, 1): "terminated"}
+    batch = fragment([[1, 10], [2, 20], [3, 30], [4, 40], [5, 50]], ends)
+    windows, held = sequences(batch, 0.5, 2, 4, 2)
+    assert windows["obs"].tolist() == [[0, 1, 2, 3], [100, 101, 102, 103]]
+    assert windows["span"].tolist() == [[2, 1, 2, 1], [2, 2, 1, 1]]
+    assert windows["reward"].tolist() == [[1 + 2 / 2, 2, 3 + 4 / 2, 4], [10 + 20 / 2, 20 + 30 / 2, 30, 40]]
+    assert windows["discount"].tolist() == [[0.25, 0.5, 0.25, 0.5], [0.25, 0, 0, 0.5]]
+    assert windows["next_obs"].tolist() == [[-2, -2, 4, 4], [102, 103, 103, 104]]
+    assert windows["begins"].tolist() == [[False, False, True, False], [False, False, False, True]]
+    assert windows["mask"].tolist() == [[False, False, True, True]] * 2
+    assert windows["valid"].all()
+    windows, held = sequences(fragment([[6, 60]], {}, first=5), 0.5, 2, 4, 2, held)
+    assert windows["obs"].tolist() == [[2, 3, 4, 5], [102, 103, 104, 105]]
+    assert windows["reward"].tolist()[0] == [3 + 4 / 2, 4 + 5 / 2, 5 + 6 / 2, 6]
+    windows, held = sequences(fragment([[7, 70]], {}, first=6), 0.5, 2, 4, 2, held)
+    assert windows["obs"].shape == windows["mask"].shape == (0, 4)
 
 
-@given(st.integers(1, 5), st.data())
-def test_sequences_do_not_depend_on_where_fragments_are_cut(length: int, data: st.DataObject) -> None:
-    overlap = data.draw(st.integers(0, length - 1))
+@given(st.integers(1, 5), st.integers(1, 3), st.data())
+def test_sequences_do_not_depend_on_where_fragments_are_cut(length: int, n: int, data: st.DataObject) -> None:
+    burn_in = data.draw(st.integers(0, length - 1))
     total = data.draw(st.integers(1, 20))
-    actual: list[list[float]] = []
+    whole = sequences(fragment([[float(step)] for step in range(total)], {}), 0.5, n, length, burn_in)[0]
+    parts: list[Batch] = []
     held, begin = None, 0
     while begin < total:
         size = data.draw(st.integers(1, total - begin))
-        windows, held = sequences(fragment([[1.0]] * size, {}, first=begin), length, overlap, held)
-        actual += windows["obs"].tolist() if windows else []
-        assert not windows or windows["last_obs"].tolist() == [obs[-1] + 1 for obs in windows["obs"].tolist()]
+        rewards = [[float(step)] for step in range(begin, begin + size)]
+        windows, held = sequences(fragment(rewards, {}, first=begin), 0.5, n, length, burn_in, held)
+        parts.append(windows)
         begin += size
-    starts = range(0, total - length + 1, length - overlap)
-    assert actual == [[float(start + step) for step in range(length)] for start in starts]
+    result = concat(parts)
+    starts = range(0, total - length + 1, length - burn_in)
+    assert whole["obs"].tolist() == [[float(start + step) for step in range(length)] for start in starts]
+    for name, column in whole.items():
+        assert result[name].dtype == column.dtype
+        assert result[name].tolist() == column.tolist()
 
 
-def test_whole_fragments_keep_the_recurrent_state() -> None:
-    batch = fragment([[1, 2], [3, 4]], {}) | {"state": {"hidden": np.array([[0.5], [0.7]])}}
-    assert sequences(batch, 2)[0]["state"]["hidden"].tolist() == [[0.5], [0.7]]
-    assert "state" not in sequences(batch, 1)[0]
+def test_sequences_have_the_recurrent_state_at_their_start() -> None:
+    """It is known at the start of every fragment, so sequences have to begin there."""
+    states, held = [], None
+    for number in range(4):
+        batch = fragment([[1, 2], [3, 4]], {}, first=2 * number)
+        batch["state"] = {"hidden": np.array([[number], [10 + number]], np.float32)}
+        windows, held = sequences(batch, 0.5, 1, 6, 4, held)
+        states += windows["state"]["hidden"].ravel().tolist()
+    assert states == [0, 10, 1, 11]
+    with pytest.raises(ConfigError, match=r"sequences begin every 3 steps .* known every 2 steps"):
+        sequences(batch, 0.5, 1, 6, 3)
+
+
+def test_the_masked_mean_by_hand() -> None:
+    values, mask = np.array([[1.0, 3.0], [100.0, 8.0]]), np.array([[True, True], [False, True]])
+    assert masked_mean(values, {"mask": mask}) == 4
+    assert masked_mean(values, {}) == 28
+    assert masked_mean(torch.from_numpy(values), {"mask": torch.from_numpy(mask)}) == 4
+    nothing = {"mask": torch.zeros(2, 2, dtype=torch.bool)}
+    assert masked_mean(torch.from_numpy(values), nothing) == 0

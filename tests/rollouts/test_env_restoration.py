@@ -16,6 +16,7 @@ from raceway.ops import RolloutSettings, RolloutWorker
 from raceway.rl import Batch, tree_map
 from raceway.rollouts.collector import Collector
 from raceway.rollouts.recovery import Recovery
+from tests.example_agents import makes_actor
 
 ENVS: dict[str, Any] = {
     "native vector": EnvSettings("CartPole-v1"),
@@ -114,7 +115,9 @@ class Unrepeatable(Hidden):
 
 
 def test_a_warning_is_logged_if_an_environment_cannot_be_restored(caplog: pytest.LogCaptureFixture) -> None:
-    settings = RolloutSettings(env=EnvSettings(Unrepeatable), num_shards=1, slots_per_shard=2, fragment_steps=3)
+    settings = RolloutSettings(
+        env=EnvSettings(Unrepeatable), agent=makes_actor(), num_shards=1, slots_per_shard=2, fragment_steps=3
+    )
     shard = Shard(0, 1)
     worker, restored = RolloutWorker(settings), RolloutWorker(settings)
     worker.sample(shard=shard, number=0)

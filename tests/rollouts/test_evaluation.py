@@ -2,6 +2,7 @@
 
 import random
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -11,22 +12,23 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from raceway.agents import Policy, make_policy
+from raceway.agents import Agent, EpsilonGreedy, Explorer, Policy, make_policy
 from raceway.envs import EnvSettings, make_slots
 from raceway.errors import ConfigError, EnvironmentFailed
 from raceway.rl.seeding import GLOBAL_GENERATORS_LOCK
 from raceway.rollouts.evaluation import Evaluation, Evaluator, evaluate
 from tests.conftest import GENEROUS
+from tests.example_agents import example_actor, example_actor_critic
 from tests.odd_envs import Odd
 from tests.rollouts.toy_envs import KINDS, Counting, Walk, slots_of
 
 CARTPOLE = EnvSettings("CartPole-v1")
 
 
-def policy_for(env: EnvSettings, **settings: Any) -> Policy:
+def policy_for(env: EnvSettings, make: Callable[..., Agent] = example_actor, **settings: Any) -> Policy:
     slots = make_slots(env, 1)
     slots.close()
-    return make_policy(slots.observation_space, slots.action_space, seed=0, **settings)
+    return make(slots.observation_space, slots.action_space, hidden=(128,), seed=0, **settings).actor
 
 
 def same(first: Evaluation, second: Evaluation) -> bool:
@@ -46,20 +48,22 @@ class Constant(nn.Module):
 
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize(
-    ("env", "settings"),
+    ("env", "settings", "explorer"),
     [
-        (CARTPOLE, {"kind": "actor-critic"}),
-        (CARTPOLE, {"network": "lstm"}),
-        (CARTPOLE, {"kind": "values", "num_slots": 3}),
-        (EnvSettings("CartPole-v1", vector="envpool"), {}),
-        (EnvSettings("CartPole-v1", vector="stepped"), {"kind": "values", "num_slots": 5}),
-        (EnvSettings(Walk), {}),
-        (EnvSettings("point"), {"kind": "actor-critic", "normalise": True}),
+        (CARTPOLE, {"make": example_actor_critic}, None),
+        (CARTPOLE, {"network": "lstm"}, None),
+        (CARTPOLE, {}, EpsilonGreedy(np.ones(3))),
+        (EnvSettings("CartPole-v1", vector="envpool"), {}, None),
+        (EnvSettings("CartPole-v1", vector="stepped"), {}, EpsilonGreedy(np.ones(5))),
+        (EnvSettings(Walk), {}, None),
+        (EnvSettings("point"), {"make": example_actor_critic, "normalise_obs": True}, None),
     ],
 )
-def test_the_same_seed_gives_the_same_returns(env: EnvSettings, settings: dict[str, Any], deterministic: bool) -> None:
-    policy = policy_for(env, **settings)
-    first, again, other = (evaluate(policy, env, 10, seed=seed, deterministic=deterministic) for seed in (3, 3, 4))
+def test_the_same_seed_gives_the_same_returns(
+    env: EnvSettings, settings: dict[str, Any], explorer: Explorer | None, deterministic: bool
+) -> None:
+    policy, options = policy_for(env, **settings), {"deterministic": deterministic, "explorer": explorer}
+    first, again, other = (evaluate(policy, env, 10, seed=seed, **options) for seed in (3, 3, 4))
     assert first.returns.shape == first.lengths.shape == (10,)
     assert same(first, again)
     assert not same(first, other)
@@ -74,7 +78,7 @@ def test_means_and_standard_deviation() -> None:
 def test_returns_and_lengths_are_those_of_the_environments(kind: str) -> None:
     envs = [Counting(name, [3 + name, -5]) for name in range(3)]
     policy = make_policy(Counting.observation_space, Counting.action_space, seed=0)
-    evaluator = Evaluator(slots_of(kind, envs), policy, seed=0, clip_actions=False, deterministic=True)
+    evaluator = Evaluator(slots_of(kind, envs), policy, seed=0, clip_actions=False, explorer=None)
     progress: list[int] = []
     result = evaluator.run(7, progress.append)
     episodes = [episode for env, count in zip(envs, (3, 2, 2), strict=True) for episode in env.since(0)[:count]]
@@ -100,7 +104,7 @@ def test_the_recurrent_state_is_reset_between_episodes(kind: str) -> None:
 
     envs = [Counting(name, [3, -4]) for name in range(2)]
     policy = make_policy(Counting.observation_space, Counting.action_space, lambda *_: Memory())
-    Evaluator(slots_of(kind, envs), policy, seed=0, clip_actions=False, deterministic=True).run(6)
+    Evaluator(slots_of(kind, envs), policy, seed=0, clip_actions=False, explorer=None).run(6)
     for env in envs:
         for episode in env.since(0):
             actions = [step[0] for step in episode.steps]
@@ -135,31 +139,27 @@ def test_policy_and_generators_are_left_unchanged() -> None:
     assert [module.training for module in policy.modules()] == modes
 
 
-def q_policy(epsilon: list[float]) -> Policy:
-    """Return an ε-greedy policy whose greedy action is 1 of two."""
+def q_policy() -> Policy:
+    """Return a Q-network whose greedy action is 1 of two."""
     space = spaces.Box(-np.inf, np.inf, (2,))
-    policy = make_policy(
-        space, spaces.Discrete(2), lambda *_: Constant([0.0, 1.0]), kind="values", num_slots=len(epsilon)
-    )
-    policy.set_epsilon(epsilon)
-    return policy
+    return make_policy(space, spaces.Discrete(2), lambda *_: Constant([0.0, 1.0]))
 
 
 def test_a_deterministic_q_policy_is_greedy() -> None:
-    result = evaluate(q_policy([1.0]), EnvSettings(Odd), 6, seed=0)  # its reward is its action
+    result = evaluate(q_policy(), EnvSettings(Odd), 6, seed=0, explorer=EpsilonGreedy(1.0))  # its reward is its action
     assert result.returns.tolist() == [8.0] * 6
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 5])
 def test_each_slot_explores_with_its_own_epsilon(width: int) -> None:
-    """Also with more or fewer slots than the policy was created for, and when some have finished."""
-    policy = q_policy([0.0, 1.0])
-    result = evaluate(policy, EnvSettings(Odd), 2 * width + 1, seed=0, deterministic=False, num_envs=width)
+    """Also with more or fewer slots than the explorer was created for, and when some have finished."""
+    explorer, settings = EpsilonGreedy([0.0, 1.0]), {"deterministic": False, "num_envs": width}
+    result = evaluate(q_policy(), EnvSettings(Odd), 2 * width + 1, seed=0, explorer=explorer, **settings)
     counts = [2 + (slot < 1) for slot in range(width)]
     returns = np.split(result.returns, np.cumsum(counts)[:-1])
     for slot, slot_returns in enumerate(returns):
         assert (slot_returns == 8).all() == (slot % 2 == 0)
-    assert policy.weights()["epsilon"].tolist() == [0.0, 1.0]
+    assert explorer.knobs["epsilon"].tolist() == [0.0, 1.0]
 
 
 def test_every_episode_has_a_task_sampled_by_the_seed() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 
-from raceway.agents import Policy, make_policy
+from raceway.agents import ActorCritic, Policy, make_policy
 from raceway.algorithms import find_algorithm
 from raceway.algorithms.impala import loss as impala_loss
 from raceway.envs import EnvSettings, SteppedSlots
@@ -19,30 +19,36 @@ from raceway.envs.env_vector import environment_error
 from raceway.errors import EnvironmentFailed
 from raceway.flow import Shard
 from raceway.learner.learner import tensors_of
-from raceway.ops import AddAdvantages, AddLogProbs, ConcatFragments, RolloutSettings, RolloutWorker, TrainStats
+from raceway.ops import AddAdvantages, AddLogProbs, RolloutSettings, RolloutWorker, TrainStats
 from raceway.ops import Transitions as MakeTransitions
+from raceway.ops.batches import concat_fragments
 from raceway.rl import Batch, sequences
 from raceway.rl.seeding import Purpose, derive_seed, episode_seed
 from raceway.rollouts.collector import Collector
 from raceway.rollouts.fragment_values import RunningReturns, evaluate_fragment
 from raceway.rollouts.recovery import FailureLog, Recovery
+from tests.example_agents import example_actor_critic, makes_actor
 from tests.rollouts.toy_envs import Counting, Fault, slots_of
 
 VECTORS = [mode.name for mode in AutoresetMode]
 
 
-def policy_of(kind: str = "actor") -> Policy:
-    return make_policy(Counting.observation_space, Counting.action_space, hidden=(4,), seed=0, kind=kind)
+def policy_of() -> Policy:
+    return make_policy(Counting.observation_space, Counting.action_space, hidden=(4,), seed=0)
 
 
-def collector_of(envs: Sequence[Counting], num: int = 2, max_failures: int = 10, **more: Any) -> Collector:
+def actor_critic_of(**settings: Any) -> ActorCritic:
+    return example_actor_critic(Counting.observation_space, Counting.action_space, hidden=(4,), **settings)
+
+
+def collector_of(
+    envs: Sequence[Counting], num: int = 2, max_failures: int = 10, policy: Policy | None = None, **more: Any
+) -> Collector:
     """Return a collector of the first environments; the others replace those that fail, in order."""
     queue = iter(envs)
     slots = SteppedSlots(lambda: next(queue), num)
-    kind = more.pop("kind", "actor")
-    return Collector(
-        slots, policy_of(kind), seed=3, shard=5, worker="rollouts-1", recovery=Recovery(max_failures), **more
-    )
+    policy = policy or policy_of()
+    return Collector(slots, policy, seed=3, shard=5, worker="rollouts-1", recovery=Recovery(max_failures), **more)
 
 
 def failing(what: str = "raises", episode: int = 0, step: int = 2, plan: Sequence[int] = (5,)) -> list[Counting]:
@@ -166,22 +172,25 @@ def test_transitions_are_truncated_where_an_episode_was_dropped(num_steps: int) 
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 4])
-def test_sequences_mask_where_an_episode_was_dropped(num_steps: int) -> None:
+def test_sequences_end_an_episode_that_was_dropped(num_steps: int) -> None:
     collector, held, parts = collector_of(failing()), None, []
     for number in range(4 // num_steps):
-        part, held = sequences(collector.fragment(num_steps, number), 4, 0, held)
-        parts += [part] if part else []
+        part, held = sequences(collector.fragment(num_steps, number), 0.5, 2, 4, 0, held)
+        parts += [part] if len(part["mask"]) else []
     assert parts[0]["obs"][1].tolist() == [[1, 1, 0], [1, 1, 1], [1, 1, 2], [2, 1, 0]]
-    assert parts[0]["mask"].tolist() == [[True] * 4, [True, False, False, True]]
-    assert parts[0]["truncated"][1].tolist() == [False, True, False, False]
+    assert parts[0]["mask"].tolist() == [[True] * 4, [True, True, False, True]]
+    assert parts[0]["begins"][1, 3]
+    assert parts[0]["next_obs"][1, :2].tolist() == [[1, 1, 2], [1, 1, 2]]
+    assert parts[0]["discount"][1, :2].tolist() == [0.25, 0.5]
 
 
 def test_advantages_end_where_an_episode_was_dropped() -> None:
-    collector = collector_of(failing(), kind="actor-critic", keep_network_outputs=True)
-    batch, actor = collector.fragment(6), SimpleNamespace(policy=collector.policy)
-    _, values, _ = evaluate_fragment(collector.policy, batch, 0.5)
+    agent = actor_critic_of()
+    collector = collector_of(failing(), policy=agent.actor, keep_network_outputs=True)
+    batch, actor = collector.fragment(6), SimpleNamespace(agent=agent)
+    _, values, _ = evaluate_fragment(agent, batch, 0.5)
     with torch.inference_mode():
-        bootstrap = float(collector.policy.values(torch.tensor([[1.0, 1, 2]]))[0])
+        bootstrap = float(agent.values(torch.tensor([[1.0, 1, 2]]))[0])
     rows = AddAdvantages(0.5, 0.8)(batch, actor=actor)
     assert len(rows["advantage"]) == 11
     advantages = {tuple(obs): advantage for obs, advantage in zip(rows["obs"].tolist(), rows["advantage"], strict=True)}
@@ -195,12 +204,10 @@ def test_advantages_end_where_an_episode_was_dropped() -> None:
 @pytest.mark.parametrize("num_steps", [1, 2, 6])
 def test_running_returns_restart_after_a_dropped_episode(num_steps: int) -> None:
     """They scale rewards: the dropped episode does not contribute to those that follow."""
-    policy = make_policy(
-        Counting.observation_space, Counting.action_space, hidden=(4,), seed=0, kind="actor-critic", normalise=True
-    )
+    agent = actor_critic_of(normalise_obs=True)
     collector, running = collector_of(failing()), RunningReturns()
     parts = [
-        evaluate_fragment(policy, collector.fragment(num_steps, number), 0.5, running).batch
+        evaluate_fragment(agent, collector.fragment(num_steps, number), 0.5, running).batch
         for number in range(6 // num_steps)
     ]
     returns = np.concatenate([part["running_return"] for part in parts])[:, 1]
@@ -211,11 +218,12 @@ def test_running_returns_restart_after_a_dropped_episode(num_steps: int) -> None
 def test_fragments_of_which_only_some_have_a_valid_column() -> None:
     batches = []
     for envs in ([Counting(0, [3]), Counting(1, [5])], failing(), [Counting(3, [3]), Counting(4, [5])]):
-        collector = collector_of(envs, kind="actor-critic")
-        batches.append(AddLogProbs(0.5)(collector.fragment(4), actor=collector))
+        agent = actor_critic_of()
+        fragment = collector_of(envs, policy=agent.actor).fragment(4)
+        batches.append(AddLogProbs(0.5)(fragment, actor=SimpleNamespace(agent=agent)))
     assert ["valid" in batch for batch in batches] == [False, True, False]
     for order in ([0, 1, 2], [1, 0], [2, 0]):
-        joined = ConcatFragments()([batches[index] for index in order])
+        joined = concat_fragments([batches[index] for index in order])
         if 1 not in order:
             assert "valid" not in joined
             continue
@@ -228,12 +236,13 @@ def test_fragments_of_which_only_some_have_a_valid_column() -> None:
 
 def test_steps_that_are_not_valid_do_not_change_the_loss() -> None:
     """IMPALA trains on whole fragments: the values of a failed step change none of its metrics."""
-    collector = collector_of(failing(), kind="actor-critic")
-    batch = ConcatFragments()([AddLogProbs(0.5)(collector.fragment(6), actor=collector)])
+    agent = actor_critic_of()
+    fragment = collector_of(failing(), policy=agent.actor).fragment(6)
+    batch = concat_fragments([AddLogProbs(0.5)(fragment, actor=SimpleNamespace(agent=agent))])
     cfg = find_algorithm("impala").settings()
 
     def metrics(batch: Batch) -> list[float]:
-        total, parts = impala_loss(collector.policy, tensors_of(batch), cfg)
+        total, parts = impala_loss(agent, tensors_of(batch), cfg)
         return [float(value.detach()) for value in (total, *parts.values())]
 
     expected = metrics(batch)
@@ -340,16 +349,11 @@ def test_held_steps_are_truncated_when_all_episodes_are_dropped(reason: str) -> 
         Counting(2, [9]),
     ]
     collector, transitions, parts = collector_of(envs), MakeTransitions(0.5, 3), list[Batch]()
-    running, policy = (
-        RunningReturns(),
-        make_policy(
-            Counting.observation_space, Counting.action_space, hidden=(4,), seed=0, kind="actor-critic", normalise=True
-        ),
-    )
+    running, agent = RunningReturns(), actor_critic_of(normalise_obs=True)
     first = collector.fragment(4)
     parts.append(transitions(first))
-    evaluate_fragment(policy, first, 0.5, running)
-    rows, held = sequences(first, 3, 0)
+    evaluate_fragment(agent, first, 0.5, running)
+    rows, held = sequences(first, 0.5, 1, 3)
     if reason == "not restored":
         snapshot = {name: value for name, value in collector.snapshot().items() if name != "episode_log"}
         collector = collector_of([Counting(3, [9]), Counting(4, [9])])
@@ -363,10 +367,11 @@ def test_held_steps_are_truncated_when_all_episodes_are_dropped(reason: str) -> 
     ends = {tuple(row): (reward, discount) for row, reward, discount in zip(
         parts[1]["obs"].tolist(), parts[1]["reward"], parts[1]["discount"], strict=True)}  # fmt: skip
     assert ends[0, 1, 3] == (4, 0.5), "the last held step has its own reward, and is bootstrapped"
-    rows, _ = sequences(second, 3, 0, held)
-    assert rows["mask"][:2].tolist() == [[False, True, True]] * 2
+    rows, _ = sequences(second, 0.5, 2, 3, 0, held)
+    assert rows["span"][:2].tolist() == [[1, 2, 1]] * 2, "the held step ends its episode"
+    assert rows["begins"][:2].tolist() == [[False, True, False]] * 2
     assert "restarted" not in collector.fragment(4, 2)
-    evaluated = evaluate_fragment(policy, second, 0.5, running).batch
+    evaluated = evaluate_fragment(agent, second, 0.5, running).batch
     assert evaluated["running_return"][0].tolist() == second["reward"][0].tolist()
     assert "restarted" not in evaluated
 
@@ -550,7 +555,7 @@ class Tasks(Counting):
 
 def test_a_rebuilt_environment_has_its_task() -> None:
     settings = RolloutSettings(
-        env=EnvSettings(Tasks), num_shards=2, slots_per_shard=1, num_episodes=2, items_per_task=1
+        env=EnvSettings(Tasks), agent=makes_actor(), num_shards=2, slots_per_shard=1, num_episodes=2, items_per_task=1
     )
     batch = RolloutWorker(settings, "w").sample(shard=Shard(1, 2), number=0)
     assert batch["obs"][:, 0].tolist() == [41, 41, 41]
@@ -573,8 +578,9 @@ class Reluctant(Counting):
 def test_creating_environments_is_retried(max_failures: int) -> None:
     Reluctant.num_made = 0
     settings = RolloutSettings(
-        env=EnvSettings(Reluctant), num_shards=1, slots_per_shard=1, fragment_steps=3, max_env_failures=max_failures
-    )
+        env=EnvSettings(Reluctant), agent=makes_actor(), num_shards=1, slots_per_shard=1, fragment_steps=3,
+        max_env_failures=max_failures,
+    )  # fmt: skip
     worker = RolloutWorker(settings, "w")
     if max_failures == 3:
         assert len(worker.sample(shard=Shard(0, 1), number=0)["episode_lost"]) == 3
@@ -585,8 +591,9 @@ def test_creating_environments_is_retried(max_failures: int) -> None:
 
 def test_envpool_is_rebuilt() -> None:
     settings = RolloutSettings(
-        env=EnvSettings("CartPole-v1", vector="envpool"), num_shards=1, slots_per_shard=2, fragment_steps=4
-    )
+        env=EnvSettings("CartPole-v1", vector="envpool"), agent=makes_actor(), num_shards=1, slots_per_shard=2,
+        fragment_steps=4,
+    )  # fmt: skip
     worker = RolloutWorker(settings, "w")
     first = worker.sample(shard=Shard(0, 1), number=0)
     slots: Any = worker._collectors[0].slots

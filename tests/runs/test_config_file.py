@@ -7,21 +7,17 @@ from typing import Any
 import pytest
 
 from raceway.errors import ConfigError
-from raceway.runs.config_file import CONFIG_SCHEMA, METRICS_SCHEMA, has_policy, read_config
+from raceway.runs.config_file import CONFIG_SCHEMA, METRICS_SCHEMA, has_checkpoints, read_config
 from raceway.runs.metrics_file import read_metrics
 from raceway.runs.reader import read_run
 from tests.runs.fake_runs import make_run
 
-POLICY = {
-    "kind": "actor", "network": "mlp", "hidden": [8], "normalise": False, "num_slots": 1, "activation": None,
-    "shared": False,
-}  # fmt: skip
 SPACES = {"observation": {"type": "Discrete"}, "action": {"type": "Discrete"}}
 CURRENT: dict[str, Any] = {
     "schema": CONFIG_SCHEMA, "metrics_schema": METRICS_SCHEMA, "algorithm": "ppo",
     "config": {"env": "CartPole-v1", "seed": 0, "network": "mlp", "env_kwargs": {}},
     "env": {"name": "CartPole-v1", "kwargs": {}, "vector": "auto"},
-    "importable": {"env": True, "network": True, "env_kwargs": True}, "policy": POLICY, "spaces": SPACES,
+    "importable": {"env": True, "network": True, "env_kwargs": True}, "spaces": SPACES,
 }  # fmt: skip
 
 
@@ -37,7 +33,7 @@ def key_paths(doc: Any, prefix: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     return paths + [nested for path in paths for nested in key_paths(doc[path[-1]], path)]
 
 
-REQUIRED = [path for path in key_paths(CURRENT) if path[0] not in ("policy", "spaces") or len(path) == 2]
+REQUIRED = [path for path in key_paths(CURRENT) if path[0] != "spaces" or len(path) == 2]
 
 
 @pytest.mark.parametrize("key_path", REQUIRED, ids=".".join)
@@ -54,8 +50,6 @@ def test_an_entry_that_is_missing_or_of_a_wrong_type_is_named(tmp_path: Path, ke
             del parent[key]
         else:
             parent[key] = value
-        if (key, value) == ("activation", "x"):
-            continue
         with pytest.raises(ConfigError, match=rf"config.json .*{key}"):
             read_config(write_run(tmp_path / str(number), about))
 
@@ -96,5 +90,5 @@ def test_the_first_schema_is_migrated(tmp_path: Path) -> None:
     about = read_config(path)
     assert (about["schema"], about["metrics_schema"], about["config"]) == (CONFIG_SCHEMA, 1, config)
     assert about["env"] == {"name": "CartPole-v1", "kwargs": {"gravity": 1}, "vector": "auto"}
-    assert not has_policy(about)
+    assert not has_checkpoints(about)
     assert (read_run(path).seed, len(read_run(path).metrics)) == (3, 2)

@@ -141,3 +141,62 @@ def test_a_row_keeps_the_latest_returns_and_the_mean_of_all() -> None:
     assert row is not None
     assert row["returns"] == [1.0] * (MAX_RETURNS - 600) + [2.0] * 600
     assert (row["rollout/row_episodes"], row["rollout/iteration_rew_mean"]) == (1800, 1.0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_means_minima_and_maxima_over_episodes_are_exact(seed: int) -> None:
+    """Iterations have different numbers of episodes, and some have none. A row of one iteration is unchanged."""
+    rng, first = random.Random(seed), iterations(1)[0]
+    merger, values, extremes = RowMerger(math.inf, Clock()), dict[str, list[float]](), list[float]()
+    merger.add(first)  # the first iteration has its own row
+    for _ in range(50):
+        metrics, counts = dict[str, Any](), dict[str, int]()
+        for name in ("env/x_mean", "episode/x_min"):
+            numbers = [rng.gauss(0, 10) for _ in range(rng.choice([0, 1, 5]))]
+            values.setdefault(name, []).extend(numbers)
+            if numbers:
+                metrics[name], counts[name] = math.fsum(numbers) / len(numbers), len(numbers)
+                if name == "env/x_mean":
+                    metrics |= {"env/x_min": min(numbers), "env/x_max": max(numbers)}
+                    extremes += numbers
+        assert merger.add(first | metrics | ({"counts": counts} if counts else {})) is None
+    row = merger.take()
+    assert row is not None
+    for name, numbers in values.items():
+        assert row[name] == pytest.approx(math.fsum(numbers) / len(numbers), rel=1e-12)
+        assert row["counts"][name] == len(numbers)
+    assert (row["env/x_min"], row["env/x_max"]) == (min(extremes), max(extremes))
+
+
+def test_a_row_of_one_iteration_keeps_the_means_over_episodes() -> None:
+    row = iterations(1)[0] | {"env/x_mean": 0.1, "env/x_min": 0.1, "env/x_max": 0.1, "counts": {"env/x_mean": 3}}
+    assert RowMerger(0.0, Clock()).add(row) == row | {
+        "time/row_iterations": 1,
+        "rollout/row_episodes": len(row["returns"]),
+    }
+
+
+def test_a_success_rate_is_that_of_the_last_iteration() -> None:
+    merger, first = RowMerger(math.inf, Clock()), iterations(1)[0]
+    merger.add(first)
+    for rate in (0.25, 0.75):
+        merger.add(first | {"rollout/success_rate": rate})
+    row = merger.take()
+    assert row is not None
+    assert row["rollout/success_rate"] == 0.75
+    assert "counts" not in row
+
+
+def test_metrics_of_policies_are_merged_like_those_of_the_run() -> None:
+    merger, rows = RowMerger(1e9, clock=lambda: 0.0), iterations(3)
+    assert merger.add(rows[0]) is not None  # the first row is never held back
+    for number, (mean, episodes) in enumerate([(1.0, 1), (4.0, 3)], 2):
+        own = {"time/pair/iterations": number, "rollout/pair/ep_rew_mean": mean, "train/pair/loss": mean}
+        own |= {"rollout/pair/iteration_rew_mean": mean, "counts": {"rollout/pair/iteration_rew_mean": episodes}}
+        assert merger.add({**rows[number - 1], **own}) is None
+    merged = merger.take()
+    assert merged is not None
+    assert merged["time/pair/iterations"] == 3
+    assert merged["rollout/pair/ep_rew_mean"] == 4.0  # the latest
+    assert merged["train/pair/loss"] == 2.5  # the mean over iterations
+    assert merged["rollout/pair/iteration_rew_mean"] == (1.0 + 3 * 4.0) / 4  # the mean over episodes

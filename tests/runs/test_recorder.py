@@ -10,7 +10,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 
 from raceway.algorithms import find_algorithm
 from raceway.checkpoints.store import Checkpoints
-from raceway.errors import ConfigError, OperatorError
+from raceway.errors import CallbackError, ConfigError, OperatorError
 from raceway.runs.metrics_file import read_metrics
 from raceway.runs.reader import read_run
 from raceway.runs.recorder import RunRecorder
@@ -34,7 +34,7 @@ class FailAt(Callback):
     def __init__(self, iteration: int, error: BaseException) -> None:
         self.iteration, self.error = iteration, error
 
-    def on_iteration(self, row: dict[str, Any]) -> None:
+    def on_iteration_end(self, run: Any, row: dict[str, Any]) -> None:
         if row["time/iterations"] == self.iteration:
             raise self.error
 
@@ -97,7 +97,7 @@ def test_rows_end_at_checkpoints_and_evaluations() -> None:
     whole = train("a2c", **settings, run_dir="whole")
     assert {3, 6, 9, 12, 14} <= saved_iterations("whole")
     assert row_ends("whole") == {1, 5, 10} | saved_iterations("whole") - {0}
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(CallbackError, match="ZeroDivisionError"):
         train("a2c", **settings, run_dir="parts", callbacks=[FailAt(8, ZeroDivisionError())])
     assert row_ends("parts") == {1, 5, 8} | saved_iterations("parts") - {0}
     parts = resume("parts")
@@ -108,14 +108,16 @@ def test_rows_end_at_checkpoints_and_evaluations() -> None:
 
 
 def test_an_error_is_recorded_until_the_run_is_resumed() -> None:
-    with pytest.raises(ValueError, match="no such thing"):
+    with pytest.raises(CallbackError, match="no such thing") as caught:
         train("a2c", **SMALL, iterations=5, run_dir="run", callbacks=[FailAt(3, ValueError("no such thing\nat all"))])
     run = read_run("run")
-    assert (run.status, run.error, run.timesteps) == ("crashed", "ValueError: no such thing", 3 * 32)
+    error = "CallbackError: callback FailAt.on_iteration_end raised ValueError: no such thing"
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert (run.status, run.error, run.timesteps) == ("crashed", error, 3 * 32)
     assert "ValueError: no such thing" in Path("run/error.txt").read_text()
     assert "Traceback" in Path("run/error.txt").read_text()
     summary = json.loads(Path("run/summary.json").read_text())
-    assert (summary["stopped_by"], summary["error"], summary["iterations"]) == ("error", "ValueError: no such thing", 3)
+    assert (summary["stopped_by"], summary["error"], summary["iterations"]) == ("error", error, 3)
     assert resume("run").summary["error"] is None
     assert read_run("run").status == "finished"
     assert not Path("run/error.txt").exists()
@@ -155,17 +157,17 @@ class EnvWithThing(CartPoleEnv):
 class FailsAtStart(Callback):
     """Raises before anything is trained, as an engine does that cannot start."""
 
-    def on_start(self, training: Any, path: Path) -> None:
-        assert (path / "config.json").exists()
+    def on_train_start(self, run: Any) -> None:
+        assert (run.directory / "config.json").exists()
         raise ConfigError("the cluster refused the connection")
 
 
 def test_a_failed_start_leaves_no_run_directory() -> None:
-    with pytest.raises(ConfigError, match="refused"):
+    with pytest.raises(CallbackError, match=r"callback FailsAtStart.on_train_start raised ConfigError: .* refused"):
         train("a2c", **SMALL, iterations=2, callbacks=[FailsAtStart()])
     assert not Path("runs").exists()
-    with pytest.raises(ConfigError, match="refused"):
-        train_seeds("a2c", [0, 1], make_callback=FailsAtStart, **SMALL, iterations=2)
+    with pytest.raises(CallbackError, match=r"callback FailsAtStart.on_train_start raised ConfigError: .* refused"):
+        train_seeds("a2c", [0, 1], make_callbacks=lambda: [FailsAtStart()], **SMALL, iterations=2)
     assert not Path("runs").exists()
 
 
@@ -198,7 +200,7 @@ def test_an_environment_that_always_fails_leaves_no_run_directory() -> None:
 
 def test_the_error_of_an_environment_is_recorded_rather_than_that_of_the_flow(monkeypatch: pytest.MonkeyPatch) -> None:
     class BreakAfterFirstIteration(Callback):
-        def on_iteration(self, row: dict[str, Any]) -> None:
+        def on_iteration_end(self, run: Any, row: dict[str, Any]) -> None:
             monkeypatch.setattr(CartPoleEnv, "step", BrokenEnv.step)
 
     settings = SMALL | {"env": CartPoleEnv, "max_env_failures": 2}
@@ -210,7 +212,7 @@ def test_the_error_of_an_environment_is_recorded_rather_than_that_of_the_flow(mo
 
 def test_a_failed_resume_leaves_the_run_as_it_was() -> None:
     train("a2c", **SMALL, iterations=2, run_dir="run")
-    with pytest.raises(ConfigError, match="refused"):
+    with pytest.raises(CallbackError, match=r"callback FailsAtStart.on_train_start raised ConfigError: .* refused"):
         resume("run", iterations=4, callbacks=[FailsAtStart()])
     assert read_run("run").status == "finished"
     assert resume("run", iterations=4).summary["iterations"] == 4

@@ -5,10 +5,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from raceway.checkpoints.encoding import differences, encode
 from raceway.checkpoints.store import Checkpoint, Checkpoints
+from raceway.training.train import Training
 
 SYNCHRONOUS: dict[str, dict[str, Any]] = {
     "reinforce cartpole": {"episodes_per_iter": 8, "num_envs": 8, "num_shards": 2},
@@ -55,6 +57,23 @@ def assert_same_state(first: str, second: str) -> None:
     states = [encode(last_checkpoint(run).state())[0] for run in (first, second)]
     assert list(differences(*states)) == []
     assert last_checkpoint(first).sha256 == last_checkpoint(second).sha256
+
+
+def assert_state_restored(run: str, engine: str) -> None:
+    """Resume a run, and check that its state is at once what was saved."""
+    training, saved = Training.from_run(run, engine=engine), last_checkpoint(run).state()
+    training.learner.restore(saved["learner"])
+    training.exploration.restore(saved["exploration"])
+    training.evaluator.restore(saved["evaluations"])
+    with training.open_flow(run=True) as flow, flow.start(state=saved["flow"]) as running:
+        restored = training._state(running)
+    (doc, arrays), (restored_doc, restored_arrays) = encode(last_checkpoint(run).state()), encode(restored)
+    # Workers of an asynchronous run, whose weights had several versions, are sent the newest.
+    assert [line for line in differences(doc, restored_doc) if "/version: " not in line] == []
+    assert arrays.keys() == restored_arrays.keys()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(array, restored_arrays[name], name)
+    assert sum(array.nbytes for array in arrays.values()) > 100
 
 
 PROGRAM = "from raceway.cli import main; import sys; sys.exit(main(sys.argv[1:]))"

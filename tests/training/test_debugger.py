@@ -15,7 +15,6 @@ import raceway
 from raceway.engine._calls import decode_error, encode_error
 from raceway.errors import RemoteError
 from raceway.flow import create
-from raceway.training.train import Training
 from raceway.ui.callback import Callback
 
 SETTINGS: dict[str, Any] = {"engine": "inline", "iterations": 3, "num_envs": 2, "episodes_per_iter": 2}
@@ -48,11 +47,8 @@ def quits_in_env() -> dict[str, Any]:
 
 def quits_in_network() -> dict[str, Any]:
     class Network(nn.Sequential):
-        num_calls = 0
-
         def forward(self, obs: Any) -> Any:
-            self.num_calls += 1
-            if self.num_calls > 1:  # the first call checks its output
+            if self.training:  # not when its outputs are checked, and not in rollouts
                 quit_debugger()
             return super().forward(obs)
 
@@ -61,7 +57,7 @@ def quits_in_network() -> dict[str, Any]:
 
 def quits_in_callback() -> dict[str, Any]:
     class Stop(Callback):
-        def on_iteration(self, row: dict[str, Any]) -> None:
+        def on_iteration_end(self, run: Any, row: dict[str, Any]) -> None:
             quit_debugger()
 
     return {"callbacks": [Stop()]}
@@ -69,9 +65,10 @@ def quits_in_callback() -> dict[str, Any]:
 
 def quits_in_operator() -> dict[str, Any]:
     class Stop(Callback):
-        def on_start(self, training: Training, path: Path) -> None:
+        def on_train_start(self, run: Any) -> None:
+            training = run.training
             flow = training.flow
-            training.flow = lambda workers: flow(workers).for_each(lambda row: quit_debugger())  # type: ignore[method-assign]
+            training.flow = lambda workers: flow(workers).for_each(lambda row: quit_debugger())
 
     return {"callbacks": [Stop()]}
 

@@ -27,6 +27,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.wall = self.cpu = 0.0
+        self.waits = 0
 
     def perf_counter(self) -> float:
         return self.wall
@@ -56,12 +57,14 @@ class TimedEnv(gym.Env[Any, Any]):
         self.episode_step, self.steps = self.episode_step + 1, self.steps + 1
         self.clock.wall += self.wall if self.steps > 1 else 1
         self.clock.cpu += self.cpu if self.steps > 1 else 1
+        self.clock.waits += self.wall > self.cpu
         return np.zeros(1, np.float32), 0.0, self.episode_step == self.length, False, {}
 
 
 def use_clock(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     replacement = SimpleNamespace(perf_counter=clock.perf_counter, process_time=clock.process_time)
     monkeypatch.setattr(step_cost, "time", replacement)
+    monkeypatch.setattr(step_cost, "_num_waits", lambda: clock.waits)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +89,14 @@ def test_the_cost_of_a_step_is_measured(
     assert cost.cpu == pytest.approx(cpu)
     assert len(envs) == 4 + 1  # one is enough where each is stepped separately
     assert envs[-1].steps in (steps + 1, steps + 2)
+
+
+def test_time_for_which_other_programs_had_the_core_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    use_clock(monkeypatch, clock)
+    monkeypatch.setattr(step_cost, "_num_waits", lambda: 0)
+    settings = EnvSettings(lambda: TimedEnv(clock, 0.05, 0.001, length=3))
+    assert measure_step(settings, make_slots(settings, 1), 1).wall == pytest.approx(0.001)
 
 
 def test_slow_resets_do_not_make_measuring_long(monkeypatch: pytest.MonkeyPatch) -> None:

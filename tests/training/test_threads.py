@@ -18,7 +18,7 @@ class OnStart(Callback):
     def __init__(self, function: Callable[[], object]) -> None:
         self.function = function
 
-    def on_start(self, training: Any, path: Path) -> None:
+    def on_train_start(self, run: Any) -> None:
         self.function()
 
 

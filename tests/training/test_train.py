@@ -39,25 +39,14 @@ def weights_hash(**settings: Any) -> str:
 
 
 SHORT: dict[str, Any] = {"iterations": 2, "episodes_per_iter": 10, "num_envs": 10}
-ENVS: dict[str, dict[str, Any]] = {
-    "cartpole": {"env": "cartpole", **SHORT},
-    "halfcheetah": {"env": "halfcheetah", "env_kwargs": {"max_episode_steps": 60}, **SHORT},
-}
+HALFCHEETAH: dict[str, Any] = {"env": "halfcheetah", "env_kwargs": {"max_episode_steps": 60}, **SHORT}
 
 
-@pytest.mark.parametrize("env", ENVS)
-def test_the_weights_do_not_depend_on_the_workers(env: str) -> None:
-    local = weights_hash(engine="inline", **ENVS[env])
-    assert weights_hash(engine="inline", **ENVS[env]) == local
-    assert weights_hash(engine="inline", seed=1, **ENVS[env]) != local
-    assert weights_hash(engine="inline", num_workers=3, **ENVS[env]) == local
-    for workers in (1, 2, 5):
-        assert weights_hash(engine="process", num_workers=workers, **ENVS[env]) == local, workers
-
-
-@pytest.mark.parametrize("env", ENVS)
-def test_the_weights_are_the_same_on_ray(env: str, ray_session: None) -> None:
-    assert weights_hash(engine="ray", num_workers=2, **ENVS[env]) == weights_hash(engine="inline", **ENVS[env])
+def test_the_weights_do_not_depend_on_the_workers() -> None:
+    """Nor on how many of them share the shards; tests/catalogue has other engines, and every algorithm."""
+    local = weights_hash(engine="inline", **HALFCHEETAH)
+    assert weights_hash(engine="inline", num_workers=3, **HALFCHEETAH) == local
+    assert weights_hash(engine="process", num_workers=5, **HALFCHEETAH) == local
 
 
 class WorkerPids(Callback):
@@ -66,7 +55,8 @@ class WorkerPids(Callback):
     def __init__(self) -> None:
         self.pids: set[int] = set()
 
-    def on_start(self, training: Any, path: Path) -> None:
+    def on_train_start(self, run: Any) -> None:
+        training = run.training
         spawn = training._spawn
 
         def spawn_and_record(engine: Any) -> list[Actor]:
@@ -91,10 +81,10 @@ class KillWorker(Callback):
     def __init__(self) -> None:
         self.workers = WorkerPids()
 
-    def on_start(self, training: Any, path: Path) -> None:
-        self.workers.on_start(training, path)
+    def on_train_start(self, run: Any) -> None:
+        self.workers.on_train_start(run)
 
-    def on_iteration(self, row: dict[str, Any]) -> None:
+    def on_iteration_end(self, run: Any, row: dict[str, Any]) -> None:
         if row["time/iterations"] == 1:
             os.kill(min(self.workers.pids), signal.SIGKILL)
 
@@ -239,7 +229,7 @@ def test_without_a_limit_there_are_100_iterations() -> None:
 def test_a_run_directory_describes_the_run() -> None:
     result = raceway.train("reinforce", engine="inline", env="cartpole", seed=3, metrics_interval=0.0, **SMALL)
     about = json.loads((result.path / "config.json").read_text())
-    assert about["schema"] == 2
+    assert about["schema"] == 3
     assert about["algorithm"] == "reinforce"
     assert about["config"]["seed"] == 3
     assert about["config"]["lr"] == 0.01

@@ -47,7 +47,7 @@ def test_a_breakpoint_ends_the_live_display(stops: list[str], tmp_path: Path) ->
     screen = io.StringIO()
 
     class Break(Callback):
-        def on_iteration(self, row: dict[str, Any]) -> None:
+        def on_iteration_end(self, run: Any, row: dict[str, Any]) -> None:
             if row["time/iterations"] == 1:
                 breakpoint()
                 screen.write("after the breakpoint")
@@ -60,7 +60,7 @@ def test_a_breakpoint_ends_the_live_display(stops: list[str], tmp_path: Path) ->
         "run_dir": tmp_path / "run",
     }
     raceway.train("reinforce", env="cartpole", callbacks=[Break(), display], **settings)
-    assert stops == ["on_iteration"]
+    assert stops == ["on_iteration_end"]
     _, _, shown = screen.getvalue().partition("after the breakpoint")
     assert "\x1b[2K" not in shown  # which clears a line
     assert "Iteration   10 | " in shown

@@ -22,11 +22,11 @@ SMALL: dict[str, Any] = {"env": "cartpole", "engine": "inline", "num_envs": 4, "
 
 def test_there_is_one_mean_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That of the last 100 episodes, in every line of the log and in the comparison of seeds."""
-    monkeypatch.setattr("raceway.training.train_seeds.plot_seeds", lambda *_: "plot.png")
+    monkeypatch.setattr("raceway.training.train_seeds.plot_seeds", lambda *_, **__: "plot.png")
     logs = [io.StringIO(), io.StringIO()]
     displays = iter([TextDisplay(log) for log in logs])
     outcome = train_seeds(
-        "a2c", [0, 1], make_callback=lambda: next(displays), run_dir=str(tmp_path), metrics_interval=0.0,
+        "a2c", [0, 1], make_callbacks=lambda: [next(displays)], run_dir=str(tmp_path), metrics_interval=0.0,
         iterations=11, **SMALL,
     )  # fmt: skip
     for result, log in zip(outcome.results, logs, strict=True):

@@ -1,0 +1,117 @@
+"""Agents that several algorithms have: functions of the spaces and of an algorithm's config.
+
+An algorithm names one of these as its `agent`, or calls them in a function of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gymnasium.spaces import Discrete, Space
+from torch import nn
+
+from raceway.agents.agent import ActorCritic, Agent, QAgent, Spaces
+from raceway.agents.critics import CriticList, value_network
+from raceway.agents.distributions import SquashedGaussian
+from raceway.agents.network_choice import RECURRENT, custom_networks, network_for
+from raceway.agents.networks import Encoder, QEnsemble, actor_critic_networks
+from raceway.agents.policy import Policy, seeded_weights
+from raceway.agents.recurrent import RecurrentNetwork
+from raceway.errors import ConfigError
+from raceway.rl import network_obs_space
+
+_CUSTOM = "the networks are your own"
+
+MakeAgent = Callable[[Spaces, Any], Agent]
+"""Makes the untrained agent of an algorithm, from the spaces and the algorithm's config."""
+
+
+def build_agent(make: MakeAgent, spaces: Spaces, cfg: Any, seed: int | None = 0) -> Agent:
+    """Return an untrained agent. The same seed gives the same weights; torch's global generator is not changed."""
+    with seeded_weights(seed):
+        return make(spaces, cfg)
+
+
+def actor(spaces: Spaces, cfg: Any) -> Agent:
+    """Return an agent that only acts, with the settings `network` and `hidden`."""
+    obs_space, _ = network_obs_space(spaces.observation)
+    policy = Policy(*spaces, network_for(obs_space, spaces.action, cfg.network, cfg.hidden or ()))
+    if not isinstance(cfg.network, str):
+        policy.unused_settings = _unused(cfg, _CUSTOM, "hidden")
+    return Agent(policy)
+
+
+def actor_critic(spaces: Spaces, cfg: Any) -> ActorCritic:
+    """Return a policy and a critic, with the settings of `ActorCriticConfig`."""
+    obs_space, _ = network_obs_space(spaces.observation)
+    if not isinstance(cfg.network, str):
+        return _custom_actor_critic(spaces, cfg, obs_space)
+    network: nn.Module
+    critic: nn.Module
+    if cfg.network in RECURRENT:
+        encoder = Encoder(obs_space, cfg.normalise_obs)
+        network = recurrent = RecurrentNetwork(obs_space, spaces.action, cfg.hidden or (), cfg.network, encoder)
+        critic = nn.Linear(recurrent.cell.hidden_size, 1)
+        reason = f"{cfg.network} has tanh layers, which the critic shares"
+        unused = _unused(cfg, reason, "activation", "shared_layers")
+    else:
+        options = {"normalise": cfg.normalise_obs, "activation": cfg.activation, "shared": cfg.shared_layers}
+        network, critic = actor_critic_networks(obs_space, spaces.action, cfg.hidden or (), **options)
+        encoder, unused = network[0], {}  # type: ignore[assignment]
+    if not encoder.normalises:
+        unused |= _unused(cfg, f"observations of {obs_space} have no numbers to normalise", "normalise_obs")
+    policy = Policy(*spaces, network)
+    policy.unused_settings = unused
+    return ActorCritic(policy, critic)
+
+
+def _custom_actor_critic(spaces: Spaces, cfg: Any, obs_space: Space) -> ActorCritic:
+    """Return the networks of a user's function, with the built-in critic if it returns an actor alone."""
+    network, *critics = custom_networks(obs_space, spaces.action, cfg.network, max_critics=1)
+    policy = Policy(*spaces, network)
+    if critics:
+        policy.unused_settings = _unused(cfg, _CUSTOM, "hidden", "activation", "shared_layers", "normalise_obs")
+        return ActorCritic(policy, critics[0])
+    reason = "the network of your own gets observations as they are, and shares nothing with the critic"
+    policy.unused_settings = _unused(cfg, reason, "shared_layers", "normalise_obs")
+    return ActorCritic(policy, value_network(obs_space, cfg.hidden or (), cfg.activation))
+
+
+def _unused(cfg: Any, reason: str, *names: str) -> dict[str, str]:
+    """Return the reason why settings have no effect, for those that ask for something."""
+    return {name: reason for name in names if getattr(cfg, name, None)}
+
+
+def squashed_actor_and_critics(spaces: Spaces, cfg: Any, num: int = 2) -> tuple[Policy, nn.Module]:
+    """Return a squashed Gaussian policy of continuous actions, and critics Q(s, a), from (obs, action) to [E, N].
+
+    Args:
+        spaces: the spaces.
+        cfg: the settings `network` and `hidden`.
+        num: the number of critics, unless a user's function returns others.
+    """
+    obs_space, _ = network_obs_space(spaces.observation)
+    distribution, hidden = SquashedGaussian(spaces.action), cfg.hidden or ()
+    if isinstance(cfg.network, str):
+        # Of the built-in networks, the one for discrete actions has a head without deviations of its own.
+        network = network_for(obs_space, Discrete(distribution.size), cfg.network, hidden)
+        policy = Policy(*spaces, network, distribution)
+        return policy, QEnsemble(obs_space, spaces.action, hidden, num)
+    network, *critics = custom_networks(obs_space, spaces.action, cfg.network, max_critics=16)
+    policy = Policy(*spaces, network, distribution)
+    if not critics:
+        return policy, QEnsemble(obs_space, spaces.action, hidden, num, flatten_small_images=True)
+    policy.unused_settings = _unused(cfg, _CUSTOM, "hidden")
+    return policy, CriticList(obs_space, spaces.action, critics)
+
+
+def q_network(spaces: Spaces, cfg: Any) -> QAgent:
+    """Return an agent whose actor's outputs are the Q-values of discrete actions."""
+    if not isinstance(spaces.action, Discrete):
+        raise ConfigError(f"a Q-network needs discrete actions (Discrete), not {spaces.action}")
+    policy = actor(spaces, cfg).actor
+    if not policy.recurrent:
+        unused = _unused(cfg, "it has no memory, so replay has no sequences", "sequence_steps", "burn_in")
+        policy.unused_settings = {**policy.unused_settings, **unused}
+    return QAgent(policy)

@@ -1,0 +1,125 @@
+"""Exploration: how rollouts choose actions from the outputs of the acting network.
+
+An explorer has knobs, such as the ε of ε-greedy exploration, which a plan may change during training. They are arrays
+that travel to the workers beside the weights, and are no part of them.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+from gymnasium import spaces
+
+from raceway.agents.distributions import MASKED_LOGIT, Distribution
+from raceway.checks import unknown_name
+from raceway.errors import ConfigError
+
+Array = np.ndarray
+LATE = 1 << 62
+"""A number of steps after which no exploration of the first steps is under way any more."""
+Knobs = dict[str, Array]
+"""Settings of exploration by name: one number, or one for each slot."""
+
+
+class Explorer(ABC):
+    """Chooses the actions of rollouts.
+
+    Args:
+        knobs: the initial values of its knobs, one number each, or one for each slot, over all shards.
+    """
+
+    def __init__(self, **knobs: Any) -> None:
+        self.knobs: Knobs = {name: np.array(value, np.float32) for name, value in knobs.items()}
+
+    @abstractmethod
+    def choose(self, distribution: Distribution, outputs: Array, random: np.random.Generator) -> Array:
+        """Return an action for every row of the network's outputs, [B, size]."""
+
+    def choose_without_outputs(self, step: int, num: int, random: np.random.Generator) -> Array | None:
+        """Return the actions of a step that needs no network, or None if it needs one.
+
+        Args:
+            step: the number of steps that each of the shard's environments has taken.
+            num: the number of actions.
+            random: the generator of the rollout.
+        """
+        return None
+
+    def set_knobs(self, knobs: Mapping[str, Any]) -> None:
+        """Change knobs."""
+        for name, value in knobs.items():
+            if name not in self.knobs:
+                raise unknown_name(f"knob of {type(self).__name__}", name, list(self.knobs))
+            self.knobs[name] = np.array(value, np.float32)
+
+    def for_slots(self, num: int, first: int = 0) -> Self:
+        """Return a copy for `num` slots from the slot `first` on; with more slots than knobs, these are repeated."""
+        return self.at_slots(range(first, first + num))
+
+    def at_slots(self, slots: Sequence[int]) -> Self:
+        """Return a copy for some slots, by their numbers."""
+        explorer, index = copy.copy(self), np.array(slots, np.int64)
+        explorer.knobs = {
+            name: value[index % len(value)] if value.ndim else value for name, value in self.knobs.items()
+        }
+        return explorer
+
+
+class Sample(Explorer):
+    """Sample from the distribution of the policy."""
+
+    def choose(self, distribution: Distribution, outputs: Array, random: np.random.Generator) -> Array:
+        return distribution.sample(outputs, random)
+
+
+class EpsilonGreedy(Explorer):
+    """Take the action with the highest Q-value, or with probability ε a random one."""
+
+    def __init__(self, epsilon: Any = 1.0) -> None:
+        super().__init__(epsilon=epsilon)
+
+    def choose(self, distribution: Distribution, outputs: Array, random: np.random.Generator) -> Array:
+        explores = random.random(len(outputs)) < self.knobs["epsilon"]
+        actions = outputs.argmax(-1)
+        if explores.any():
+            uniform = random.integers(outputs.shape[-1], size=len(outputs))
+            # A random action that is masked is replaced by the greedy one.
+            masked = np.take_along_axis(outputs, uniform[:, None], -1).squeeze(-1) <= MASKED_LOGIT
+            actions = np.where(explores & ~masked, uniform, actions)
+        return actions + getattr(distribution, "start", 0)
+
+
+class UniformWarmUp(Explorer):
+    """Take uniformly random actions for the first steps of every environment, then explore as another explorer does.
+
+    Args:
+        space: the action space, a bounded Box.
+        steps: the number of steps of each environment that are random.
+        then: the explorer of the steps after that.
+    """
+
+    def __init__(self, space: spaces.Space, steps: int, then: Explorer) -> None:
+        if not isinstance(space, spaces.Box) or not space.is_bounded():
+            raise ConfigError(f"random actions until training starts need a Box with finite bounds, not {space}")
+        super().__init__()
+        self.space, self.steps, self.then = space, steps, then
+        self.knobs = then.knobs
+
+    def choose(self, distribution: Distribution, outputs: Array, random: np.random.Generator) -> Array:
+        return self.then.choose(distribution, outputs, random)
+
+    def choose_without_outputs(self, step: int, num: int, random: np.random.Generator) -> Array | None:
+        if step >= self.steps:
+            return None
+        low, high = self.space.low, self.space.high
+        return random.uniform(low, high, (num, *self.space.shape)).astype(np.float32)
+
+    def at_slots(self, slots: Sequence[int]) -> Self:
+        explorer = copy.copy(self)
+        explorer.then = self.then.at_slots(slots)
+        explorer.knobs = explorer.then.knobs
+        return explorer

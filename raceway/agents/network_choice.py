@@ -1,0 +1,77 @@
+"""The choice of a network: a built-in one by its name, or a user's function."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from gymnasium import spaces
+from torch import nn
+
+from raceway.agents.networks import mlp
+from raceway.agents.recurrent import RecurrentNetwork
+from raceway.checks import check_choice
+from raceway.errors import ConfigError
+
+NETWORKS: dict[str, Callable[..., nn.Module]] = {
+    "mlp": mlp,
+    "lstm": partial(RecurrentNetwork, kind="lstm"),
+    "gru": partial(RecurrentNetwork, kind="gru"),
+}
+"""The built-in networks, by name."""
+RECURRENT = ("lstm", "gru")
+"""Names of the built-in networks that are recurrent."""
+
+
+def network_for(
+    observation_space: spaces.Space, action_space: spaces.Space, network: Any, hidden: Sequence[int]
+) -> nn.Module:
+    """Make a network: one of `NETWORKS`, or by a user's `function(observation_space, action_space)`."""
+    if isinstance(network, str):
+        make = NETWORKS[check_choice("network", network, NETWORKS)]
+        return make(observation_space, action_space, tuple(hidden))
+    return custom_networks(observation_space, action_space, network)[0]
+
+
+def custom_networks(
+    observation_space: spaces.Space, action_space: spaces.Space, network: Any, max_critics: int = 0
+) -> list[nn.Module]:
+    """Make an actor, and critics if it returns some, by a user's `function(observation_space, action_space)`."""
+    result = network(observation_space, action_space)
+    several = isinstance(result, (tuple, list)) and len(result) > 0
+    actor, *critics = [_check_module(each, network) for each in (result if several else [result])]
+    if len(critics) > max_critics:
+        takes = "an actor alone" if max_critics == 0 else f"an actor and at most {max_critics} critic(s)"
+        raise ConfigError(
+            f"the network function {network!r} returned {1 + len(critics)} networks; this algorithm takes {takes}"
+        )
+    for critic in critics:
+        if hasattr(critic, "initial_state"):
+            raise ConfigError(
+                f"the network function {network!r} returned a critic with initial_state: a recurrent critic would be "
+                "trained without its memory. Return a critic of single observations, or use --network lstm or gru."
+            )
+    # A bare linear layer would be taken for a second head on the features of the actor.
+    return [actor, *(nn.Sequential(critic) if isinstance(critic, nn.Linear) else critic for critic in critics)]
+
+
+def _check_module(result: Any, network: Any) -> nn.Module:
+    if not isinstance(result, nn.Module):
+        raise ConfigError(f"the network function {network!r} returned {result!r}, which is not a torch.nn.Module")
+    return result
+
+
+def import_network(network: Any) -> Any:
+    """Import a network function given as `module:function`; return anything else unchanged."""
+    if not isinstance(network, str) or ":" not in network:
+        return network
+    module, _, name = network.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # the working directory, as `python -m` has it
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"network {network!r} cannot be imported: {error}. Use module:function.") from error

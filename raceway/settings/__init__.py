@@ -1,0 +1,1 @@
+"""What a config is made of: the types of settings, and the groups of settings that every algorithm has."""

@@ -1,0 +1,65 @@
+"""The smallest settings of a run of each algorithm, and what tests over the whole catalogue ask of an algorithm."""
+
+import dataclasses
+from typing import Any
+
+from raceway.algorithms import algorithm_names, find_algorithm
+from raceway.algorithms.sources import DatasetSource, RolloutSource
+from raceway.training.train import Training
+
+NAMES = algorithm_names()
+SMALL: dict[str, Any] = {
+    "seed": 1, "engine": "inline", "metrics_interval": 0.0, "save_seconds": 0,
+    "num_envs": 4, "num_shards": 2, "fragment_steps": 8, "batch_steps": 32, "episodes_per_iter": 4,
+    "num_minibatches": 2, "num_epochs": 2, "hidden": (8,), "learning_starts": 64, "batch_size": 16, "buffer_size": 200,
+    "target_every": 3, "steps_per_update": 8.0, "n_step": 2, "epsilon_steps": 200, "learner_threads": 1,
+    "total_updates": 10_000,
+}  # fmt: skip
+"""Settings, as far as an algorithm has them. Replay, targets and several shards are used within a few iterations."""
+datasets: dict[str, str] = {}
+"""The setting of algorithms that learn from a dataset, which tests make before they run."""
+
+
+def small_settings(name: str, **settings: Any) -> dict[str, Any]:
+    """Return the smallest settings of an algorithm, as arguments of `train`; `settings` come first.
+
+    Its environment is its own default one, with short episodes, so that some of them are truncated; or that of the
+    dataset. Settings that an algorithm does not have are left out.
+    """
+    algorithm = find_algorithm(name)
+    small: dict[str, Any] = {**SMALL, "env": algorithm.config.env}
+    if algorithm.source is DatasetSource:
+        small |= datasets
+    elif not algorithm.needs_tasks:
+        small["env_kwargs"] = {"max_episode_steps": 12}
+    return {setting: value for setting, value in {**small, **settings}.items() if setting in setting_names(name)}
+
+
+def setting_names(name: str) -> set[str]:
+    """Return the names of an algorithm's settings."""
+    return {field.name for field in dataclasses.fields(find_algorithm(name).config)}
+
+
+def has_rollouts(name: str) -> bool:
+    """Whether an algorithm collects rollouts, so that workers act and environment steps are counted."""
+    return issubclass(find_algorithm(name).source, RolloutSource)
+
+
+def progress(summary: dict[str, Any]) -> int:
+    """Return what a run counts: environment steps or, if it collects none, updates."""
+    steps: int = summary["timesteps"] if summary["updates"] is None else summary["updates"]
+    return steps
+
+
+def plan_text(name: str, **settings: Any) -> str:
+    """Return the plan of an algorithm as text. No engine is started."""
+    algorithm = find_algorithm(name)
+    with Training(algorithm, algorithm.settings(**small_settings(name, **settings))).open_flow(run=False) as flow:
+        text: str = flow.explain()
+    return text
+
+
+SYNCHRONOUS = [name for name in NAMES if "async" not in plan_text(name)]
+"""Algorithms whose results do not depend on where and when anything runs."""
+RECURRENT = [name for name in NAMES if find_algorithm(name).recurrent]
+WITH_PLACED_LEARNER = [name for name in SYNCHRONOUS if "learner_on" in setting_names(name)]
