@@ -145,14 +145,14 @@ def cheetah(report: Report, peers: Path, runs: int) -> None:
 
 
 def sac(report: Report, peers: Path, runs: int) -> None:
-    """Compare environment steps per second of SAC on HalfCheetah: one gradient step per step, two threads."""
+    """Compare environment steps per second of SAC on HalfCheetah: one gradient step per step."""
     warm_up, steps = 500, 1500
     rates: dict[str, list[float]] = {"raceway": [], "sb3": [], "sbx": []}
     limits = []
     for seed in range(runs):
         limits.append(matrix_multiply_flops() / SAC_UPDATE_FLOPS)
         with tempfile.TemporaryDirectory() as folder:
-            options = ("--env", "HalfCheetah-v5", "--local", "--learner-threads", "2", "--run-dir", f"{folder}/run")
+            options = ("--env", "HalfCheetah-v5", "--local", "--run-dir", f"{folder}/run")
             length = ("--learning-starts", "100", "--total-timesteps", str(warm_up + steps))
             train_raceway("sac", *options, *length, "--seed", str(seed))
             rates["raceway"].append(steady_rate(Path(folder, "run", "metrics.jsonl"), warm_up))

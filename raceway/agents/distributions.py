@@ -263,7 +263,8 @@ class SquashedGaussian(Distribution):
         spread = np.exp(logs) * noise
         values = outputs[..., :num] + spread
         squashed = np.tanh(values)
-        log_slope = 2 * (np.float32(math.log(2)) - values - np.logaddexp(np.float32(0), -2 * values))
+        size = np.abs(values)  # log(1 - tanh(u)²) is even in u, and np.logaddexp takes three times as long
+        log_slope = 2 * (np.float32(math.log(2)) - size - np.log1p(np.exp(-2 * size)))
         log_prob = (-0.5 * noise * noise - logs - log_slope).sum(-1)
         log_prob -= np.float32(0.5 * num * math.log(2 * math.pi))
         actions = self._scaled(squashed)

@@ -175,7 +175,8 @@ class ImageEncoder(nn.Module):
             features = run_convolutions(list(self.layers)[::2], images, 1 / 255, tape)  # type: ignore[arg-type]
         else:
             features = self.layers(images.float() / 255).flatten(1)
-        return features.reshape(*obs.shape[:-3], self.size)
+        # A tensor that is reshaped is no longer an output on the tape.
+        return features if obs.ndim == 4 else features.reshape(*obs.shape[:-3], self.size)
 
 
 class ActionHead(nn.Linear):

@@ -1,25 +1,20 @@
-"""Several networks of the same shape on one input, forward and backward in numpy; see `tape`.
-
-The members are independent, so each can have a core of its own: numpy releases the interpreter's lock in a matrix
-product. Their results do not depend on the number of threads.
-"""
+"""Several networks of the same shape on one input, forward and backward in numpy; see `tape`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raceway.autograd.layers import ACTIVATIONS
-from raceway.autograd.tape import Tape, add_gradient, can_use_numpy, tape_for
+from raceway.autograd import matrix_products as products
+from raceway.autograd.tape import Tape, add_gradient, can_use_numpy, gradient_array, tape_for
 
 Array = np.ndarray
-T = TypeVar("T")
+_SPARSE = 0.75  # share of rows with a gradient, below which the others are left out
 
 
 class EnsembleLinear(nn.Module):
@@ -35,26 +30,6 @@ class EnsembleLinear(nn.Module):
         return torch.baddbmm(self.bias, x, self.weight)
 
 
-class MemberThreads:
-    """Runs a function for every member of an ensemble: on threads of its own, if torch may use several."""
-
-    def __init__(self, num: int) -> None:
-        self.num = num
-        self._pool: ThreadPoolExecutor | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"num": self.num, "_pool": None}
-
-    def map(self, function: Callable[[int], T]) -> list[T]:
-        """Return the results for the members 0 to num - 1."""
-        if torch.get_num_threads() == 1 or self.num == 1:
-            return [function(member) for member in range(self.num)]
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.num - 1, thread_name_prefix="ensemble")
-        others = [self._pool.submit(function, member) for member in range(1, self.num)]
-        return [function(0), *(other.result() for other in others)]
-
-
 class Ensemble(nn.Module):
     """Feed-forward networks of the same shape with one output each: from one input [N, size] to outputs [E, N].
 
@@ -67,7 +42,6 @@ class Ensemble(nn.Module):
         super().__init__()
         self.num = num
         self.layers = nn.ModuleList(EnsembleLinear(num, *pair) for pair in pairwise([*sizes, 1]))
-        self._threads = MemberThreads(num)
 
     def forward(self, parts: Sequence[Tensor]) -> Tensor:
         """Return the outputs, [E, N], for an input that is given in parts, [N, ...] each."""
@@ -82,62 +56,69 @@ class Ensemble(nn.Module):
 
     def _run_in_numpy(self, parts: Sequence[Tensor], tape: Tape | None) -> Tensor:
         x = np.concatenate([part.detach().numpy() for part in parts], -1)
-        weights: list[tuple[Array, Array]] = [
-            (layer.weight.detach().numpy(), layer.bias.detach().numpy())  # type: ignore[operator]
-            for layer in self.layers
-        ]
-        activations = self._threads.map(lambda member: _forward(x, [(w[member], b[member]) for w, b in weights]))
-        outputs = np.stack([layers[-1][:, 0] for layers in activations])
+        weights: list[Array] = [layer.weight.detach().numpy() for layer in self.layers]  # type: ignore[operator]
+        biases: list[Array] = [layer.bias.detach().numpy() for layer in self.layers]  # type: ignore[operator]
+        large = products.is_large(len(x), [weight[0] for weight in weights])
+        passes = [_Member([w[e] for w in weights], [b[e, 0] for b in biases], x, large) for e in range(self.num)]
+        outputs = np.stack([member.outputs[-1][:, 0] for member in passes])
         if tape is None:
             return torch.from_numpy(outputs)
+        columns = np.cumsum([0, *(part.shape[-1] for part in parts)])
+        wanted = [slice(*pair) for part, pair in zip(parts, pairwise(columns), strict=True) if part.requires_grad]
+        inputs = slice(wanted[0].start, wanted[-1].stop) if wanted else None
 
         def backward(gradient: Array) -> None:
-            trained = bool(self.layers[0].weight.requires_grad)
-            wanted = any(part.requires_grad for part in parts)
-            results = self._threads.map(
-                lambda member: _backward(
-                    gradient[member], activations[member], [w[member] for w, _ in weights], trained, wanted
-                )
-            )
-            for index, layer in enumerate(self.layers) if trained else ():
-                add_gradient(layer.weight, np.stack([gradients[index][0] for gradients, _ in results]))  # type: ignore[arg-type]
-                add_gradient(layer.bias, np.stack([gradients[index][1] for gradients, _ in results]))  # type: ignore[arg-type]
-            if wanted:
-                total = sum(input_gradient for _, input_gradient in results)
-                for part, piece in zip(parts, _split(total, parts), strict=True):
-                    add_gradient(part, piece)
+            trained = self.layers if self.layers[0].weight.requires_grad else ()
+            gradients = [(gradient_array(layer.weight), gradient_array(layer.bias)) for layer in trained]  # type: ignore[arg-type]
+            flow: Any = 0
+            for index, member in enumerate(passes):
+                flow = flow + member.backward(gradient[index], [(w[index], b[index]) for w, b in gradients], inputs)
+            for part, place in zip((part for part in parts if part.requires_grad), wanted, strict=True):
+                add_gradient(part, flow[:, place.start - wanted[0].start : place.stop - wanted[0].start])
 
         return tape.record(outputs, backward)
 
 
-def _split(gradient: Any, parts: Sequence[Tensor]) -> list[Array]:
-    edges = np.cumsum([part.shape[-1] for part in parts])[:-1]
-    return np.split(gradient, edges, -1)
+class _Member:
+    """A forward pass through one network, with ReLUs between its layers."""
+
+    def __init__(self, weights: list[Array], biases: list[Array], x: Array, large: bool) -> None:
+        self.weights, self.large, self.outputs = weights, large, [x]
+        for index, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+            activation = "relu" if index < len(weights) - 1 else "none"
+            self.outputs.append(products.linear(self.outputs[-1], weight.T, bias, activation, large))
+
+    def backward(self, gradient: Array, gradients: list[tuple[Array, Array]], inputs: slice | None) -> Array | int:
+        """Add to the gradients of the weights and biases, and return the gradient of the input.
+
+        Args:
+            gradient: the gradient of the output, [N].
+            gradients: those of the weights and biases, to be added to; empty if the network is not trained.
+            inputs: the columns of the input whose gradient is needed, if any.
+        """
+        rows = np.flatnonzero(gradient)
+        few = not gradients and len(rows) < _SPARSE * len(gradient)  # as in the minimum of several networks
+        if few:
+            rows = np.argsort(gradient == 0, kind="stable")[: _rounded_up(len(rows))]
+        flow = (gradient[rows] if few else np.ascontiguousarray(gradient))[:, None]
+        for index in reversed(range(len(self.weights))):
+            if index < len(self.weights) - 1:
+                output = self.outputs[index + 1]
+                flow = products.activation_gradient(flow, output[rows] if few else output, "relu")
+            if gradients:
+                weight_gradient, bias_gradient = gradients[index]
+                weight_gradient += products.weight_gradient(flow, self.outputs[index], self.large).T
+                bias_gradient += products.bias_gradient(flow)
+            if index or inputs is not None:
+                weight = self.weights[index] if index or inputs is None else self.weights[0][inputs]
+                flow = products.input_gradient(flow, weight.T, self.large)
+        if inputs is None or not few:
+            return 0 if inputs is None else flow
+        result = np.zeros((len(gradient), flow.shape[1]), np.float32)
+        result[rows] = flow
+        return result
 
 
-def _forward(x: Array, layers: list[tuple[Array, Array]]) -> list[Array]:
-    """Return the input and the output of every layer of one network."""
-    relu, outputs = ACTIVATIONS[nn.ReLU][0], [x]
-    for index, (weight, bias) in enumerate(layers):
-        output = outputs[-1] @ weight
-        output += bias
-        if index < len(layers) - 1:
-            relu(output)
-        outputs.append(output)
-    return outputs
-
-
-def _backward(
-    gradient: Array, outputs: list[Array], weights: list[Array], trained: bool, wanted: bool
-) -> tuple[list[tuple[Array, Array]], Array]:
-    """Return the gradients of the weights and biases of one network, if it is trained, and of its input, if wanted."""
-    gradients: list[tuple[Array, Array]] = []
-    flow = np.ascontiguousarray(gradient)[:, None]
-    for index in reversed(range(len(weights))):
-        if index < len(weights) - 1:
-            flow = flow * (outputs[index + 1] > 0)
-        if trained:
-            gradients.append((outputs[index].T @ flow, flow.sum(0, keepdims=True)))
-        if index or wanted:
-            flow = flow @ weights[index].T if flow.shape[1] > 1 else flow * weights[index].T
-    return gradients[::-1], flow
+def _rounded_up(num_rows: int) -> int:
+    """Return the next multiple of 32: the first product of every new shape takes longer."""
+    return -(-num_rows // 32) * 32

@@ -9,31 +9,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raceway.autograd.row_blocks import run_blocks, split_rows
+from raceway.autograd import matrix_products as products
+from raceway.autograd.row_blocks import run_parallel, split_rows
 from raceway.autograd.tape import add_gradient, can_use_numpy, tape_for
 
 Array = np.ndarray
 
-_MAX_NUMPY_WEIGHTS = 1 << 18  # of a layer; larger ones, as after convolutions, are computed in blocks on threads
-_BLOCK_ROWS = 64
-_BLOCK_UNITS = 128
+_MIN_BLOCK_WEIGHTS = 1 << 18
+_BLOCK_ROWS = 128
 
-_ONE = np.float32(1)
-_ZERO = np.float32(0)
-
-
-def _tanh_backward(gradient: Array, output: Array) -> Array:
-    result = output * output
-    np.subtract(_ONE, result, out=result)
-    result *= gradient
-    return result
-
-
-ACTIVATIONS: dict[type[nn.Module], tuple[Any, Any]] = {
-    nn.ReLU: (lambda x: np.maximum(x, _ZERO, out=x), lambda gradient, output: gradient * (output > 0)),
-    nn.Tanh: (lambda x: np.tanh(x, out=x), _tanh_backward),
-}
-"""Forward function of each activation, in place, and backward function: (output gradient, output) -> input gradient."""
+ACTIVATIONS: dict[type[nn.Module], str] = {nn.ReLU: "relu", nn.Tanh: "tanh"}
+"""The activations that can be computed here, and their names in `matrix_products`."""
 
 
 class Layers(nn.Sequential):
@@ -57,88 +43,86 @@ def run_layers(layers: Sequence[nn.Module], x: Tensor) -> Tensor:
             x = layer(x)
         return x
     run = ForwardPass(x, *linear)
-    output = torch.from_numpy(run.outputs[-1]) if tape is None else tape.record(run.outputs[-1], run.backward)
+    output = torch.from_numpy(run.output) if tape is None else tape.record(run.output, run.backward)
     add_log_std: Any = getattr(layers[-1], "add_log_std", None)
     return output if add_log_std is None else add_log_std(output)
 
 
-def _linear_layers(layers: Sequence[nn.Module]) -> tuple[list[nn.Linear], list[type[nn.Module] | None]] | None:
+def _linear_layers(layers: Sequence[nn.Module]) -> tuple[list[nn.Linear], list[str]] | None:
     """Return the linear layers and the activation after each; or None if a layer is of another type."""
     linear: list[nn.Linear] = []
-    activations: list[type[nn.Module] | None] = []
+    activations: list[str] = []
     for layer in layers:
         if isinstance(layer, nn.Linear) and layer.bias is not None:
             linear.append(layer)
-            activations.append(None)
-        elif type(layer) in ACTIVATIONS and activations and activations[-1] is None:
-            activations[-1] = type(layer)
+            activations.append("none")
+        elif type(layer) in ACTIVATIONS and activations and activations[-1] == "none":
+            activations[-1] = ACTIVATIONS[type(layer)]
         else:
             return None
     return (linear, activations) if activations else None
 
 
 class ForwardPass:
-    """A forward pass through linear layers, with the outputs that its backward pass needs."""
+    """A forward pass through linear layers, with the outputs that its backward pass needs.
 
-    def __init__(self, x: Tensor, layers: list[nn.Linear], activations: list[type[nn.Module] | None]) -> None:
+    Layers that are very large, as after convolutions, are computed in blocks of rows.
+    """
+
+    def __init__(self, x: Tensor, layers: list[nn.Linear], activations: list[str]) -> None:
         self.x, self.layers, self.activations = x, layers, activations
         self.weights = [layer.weight.detach().numpy() for layer in layers]
-        self.outputs = [output := x.detach().numpy()]
-        for layer, weight, activation in zip(layers, self.weights, activations, strict=True):
-            output = _apply(output, weight, layer.bias.detach().numpy())
-            if activation is not None:
-                ACTIVATIONS[activation][0](output)
-            self.outputs.append(output)
+        rows = x.detach().numpy()
+        num_rows = rows.size // max(rows.shape[-1], 1)
+        self.large = products.is_large(num_rows, self.weights)
+        if not self.large:
+            self.blocks, self.passes = [slice(None)], [self._forward(rows)]
+            return
+        in_blocks = max(weight.size for weight in self.weights) >= _MIN_BLOCK_WEIGHTS
+        rows, self.blocks = rows.reshape(num_rows, -1), split_rows(num_rows, _BLOCK_ROWS if in_blocks else num_rows)
+        self.passes = run_parallel(self._forward, [rows[block] for block in self.blocks])
+
+    @property
+    def output(self) -> Array:
+        """The output of the last layer."""
+        output = _joined([outputs[-1] for outputs in self.passes])
+        return output.reshape(*self.x.shape[:-1], output.shape[-1])
+
+    def _forward(self, x: Array) -> list[Array]:
+        """Return the input and the output of every layer."""
+        outputs = [x]
+        for layer, weight, activation in zip(self.layers, self.weights, self.activations, strict=True):
+            bias = layer.bias.detach().numpy()
+            outputs.append(products.linear(outputs[-1], weight, bias, activation, self.large))
+        return outputs
 
     def backward(self, gradient: Array) -> None:
         """Add to the gradients of the layers and of the input, from the gradient of the last output."""
         gradient = gradient.reshape(-1, gradient.shape[-1])
-        ones = np.ones(len(gradient), np.float32)
-        for index in reversed(range(len(self.layers))):
-            layer, weight, activation = self.layers[index], self.weights[index], self.activations[index]
-            if activation is not None:
-                gradient = ACTIVATIONS[activation][1](gradient, self.outputs[index + 1].reshape(gradient.shape))
-            layer_input = self.outputs[index].reshape(-1, weight.shape[1])
-            add_gradient(layer.weight, _weight_gradient(gradient, layer_input))
-            add_gradient(layer.bias, ones @ gradient)
-            if index or self.x.requires_grad:
-                gradient = _input_gradient(gradient, weight)
+        blocks = [(gradient[rows], outputs) for rows, outputs in zip(self.blocks, self.passes, strict=True)]
+        results = run_parallel(lambda block: self._backward(*block), blocks)
+        for gradients, _ in results:  # in a fixed order
+            for layer, (weight, bias) in zip(reversed(self.layers), gradients, strict=True):
+                if weight is not None:
+                    add_gradient(layer.weight, weight)
+                add_gradient(layer.bias, bias)
         if self.x.requires_grad:
-            add_gradient(self.x, gradient.reshape(self.x.shape))
+            add_gradient(self.x, _joined([flow for _, flow in results]).reshape(self.x.shape))
+
+    def _backward(self, gradient: Array, outputs: list[Array]) -> tuple[list[tuple[Array | None, Array]], Array]:
+        """Return the gradients of weights and biases, of the last layer first, and of the input if it needs one."""
+        gradients: list[tuple[Array | None, Array]] = []
+        rows = [output.reshape(-1, output.shape[-1]) for output in outputs]
+        for index in reversed(range(len(self.layers))):
+            gradient = products.activation_gradient(gradient, rows[index + 1], self.activations[index])
+            weight = None
+            if self.layers[index].weight.requires_grad:
+                weight = products.weight_gradient(gradient, rows[index], self.large)
+            gradients.append((weight, products.bias_gradient(gradient)))
+            if index or self.x.requires_grad:
+                gradient = products.input_gradient(gradient, self.weights[index], self.large)
+        return gradients, gradient
 
 
-def _apply(x: Array, weight: Array, bias: Array) -> Array:
-    """Return x Wᵀ + b, [..., outputs]."""
-    if weight.size <= _MAX_NUMPY_WEIGHTS:
-        output = x @ weight.T
-        output += bias
-        return output
-    rows, terms = torch.from_numpy(x.reshape(-1, x.shape[-1])), (torch.from_numpy(bias), torch.from_numpy(weight).T)
-    result = torch.empty(len(rows), len(weight))
-    run_blocks(
-        lambda block: torch.addmm(terms[0], rows[block], terms[1], out=result[block]),
-        split_rows(len(rows), _BLOCK_ROWS),
-    )
-    return result.numpy().reshape(*x.shape[:-1], len(weight))
-
-
-def _weight_gradient(gradient: Array, x: Array) -> Array:
-    """Return the gradient of W, [outputs, inputs], from the gradient of the output and the input, [N, ...]."""
-    num = gradient.shape[1]
-    if num * x.shape[1] <= _MAX_NUMPY_WEIGHTS:
-        return gradient.T @ x
-    columns, rows, result = torch.from_numpy(gradient).T, torch.from_numpy(x), torch.empty(num, x.shape[1])
-    run_blocks(lambda units: torch.mm(columns[units], rows, out=result[units]), split_rows(num, _BLOCK_UNITS))
-    return result.numpy()
-
-
-def _input_gradient(gradient: Array, weight: Array) -> Array:
-    """Return the gradient of the input, [N, inputs]."""
-    if len(weight) == 1:
-        return gradient * weight  # BLAS is slow for one column
-    if weight.size <= _MAX_NUMPY_WEIGHTS:
-        return gradient @ weight
-    rows, result = torch.from_numpy(gradient), torch.empty(len(gradient), weight.shape[1])
-    matrix, blocks = torch.from_numpy(weight), split_rows(len(rows), _BLOCK_ROWS)
-    run_blocks(lambda block: torch.mm(rows[block], matrix, out=result[block]), blocks)
-    return result.numpy()
+def _joined(blocks: list[Array]) -> Array:
+    return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)

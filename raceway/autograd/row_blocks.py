@@ -8,14 +8,17 @@ a learner computes outside of blocks still depends, in its last bits, on the num
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any, TypeVar
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
 
 import torch
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -30,7 +33,10 @@ def split_rows(num: int, max_rows: int) -> list[slice]:
 
 
 class BlockThreads:
-    """Threads that compute blocks.
+    """Threads that compute blocks: the calling one, and others that wait for work.
+
+    The executors of the standard library take twice as long to hand over a block, and a gradient step of small networks
+    hands over ten.
 
     Args:
         num: the number of threads; one needs no thread besides the calling one.
@@ -38,10 +44,10 @@ class BlockThreads:
 
     def __init__(self, num: int) -> None:
         self.num = num
-        self._pool: ThreadPoolExecutor | None = None
+        self._jobs: SimpleQueue[_Job[Any, Any] | None] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"num": self.num, "_pool": None}
+        return {"num": self.num, "_jobs": None}
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -52,11 +58,62 @@ class BlockThreads:
         finally:
             _active.threads = before
 
-    def map(self, function: Callable[[slice], T], blocks: list[slice]) -> list[T]:
-        """Return the results of a function for every block."""
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.num, thread_name_prefix="row-blocks", initializer=_use_one_thread)
-        return list(self._pool.map(function, blocks))
+    def map(self, function: Callable[[S], T], blocks: Sequence[S]) -> list[T]:
+        """Return the results of a function for every block, each computed by torch with one thread."""
+        if self._jobs is None:
+            self._jobs = SimpleQueue()
+            for number in range(1, self.num):
+                thread = threading.Thread(target=_help, args=(self._jobs,), name=f"row-blocks-{number}", daemon=True)
+                thread.start()
+                weakref.finalize(self, self._jobs.put, None)
+        job = _Job(function, blocks)
+        for _ in range(min(self.num, len(blocks)) - 1):
+            self._jobs.put(job)
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            job.work()
+        finally:
+            torch.set_num_threads(before)
+        return job.results()
+
+
+class _Job(Generic[S, T]):
+    """A function and the blocks that it is to be computed for, by whichever thread is free."""
+
+    def __init__(self, function: Callable[[S], T], blocks: Sequence[S]) -> None:
+        self.function = function
+        self._waiting = deque(enumerate(blocks))
+        self._finished: SimpleQueue[tuple[int, T | None, BaseException | None]] = SimpleQueue()
+        self._num = len(blocks)
+
+    def work(self) -> None:
+        """Compute blocks until none is waiting."""
+        while True:
+            try:
+                index, block = self._waiting.popleft()
+            except IndexError:
+                return
+            try:
+                self._finished.put((index, self.function(block), None))
+            except BaseException as error:
+                self._finished.put((index, None, error))
+
+    def results(self) -> list[T]:
+        """Wait for all blocks, and return their results in order. Raise the error of the first that failed."""
+        finished = sorted((self._finished.get() for _ in range(self._num)), key=lambda entry: entry[0])
+        for _, _, error in finished:
+            if error is not None:
+                raise error
+        return [result for _, result, _ in finished]  # type: ignore[misc]
+
+
+def _help(jobs: SimpleQueue[_Job[Any, Any] | None]) -> None:
+    torch.get_num_threads()  # torch gives a thread its default number on first use, which would undo the next line
+    torch.set_num_threads(1)
+    while (job := jobs.get()) is not None:
+        job.work()
+        del job  # its arrays, while there is nothing to do
 
 
 class _ThreadLocal(threading.local):
@@ -66,15 +123,25 @@ class _ThreadLocal(threading.local):
 _active = _ThreadLocal()
 
 
-def _use_one_thread() -> None:
-    torch.get_num_threads()  # torch gives a thread its default number on first use, which would undo the next line
-    torch.set_num_threads(1)
+def thread_blocks(num: int, max_rows: int) -> list[slice]:
+    """Split rows into blocks if there are threads that compute them, else return one block of all."""
+    several = _active.threads is not None and _active.threads.num > 1
+    return split_rows(num, max_rows if several else num)
+
+
+def run_parallel(function: Callable[[S], T], blocks: Sequence[S]) -> list[T]:
+    """Return the results of a function for every block: on the active threads, if there are any."""
+    threads = _active.threads
+    if threads is not None and threads.num > 1:
+        return threads.map(function, blocks)
+    return [function(block) for block in blocks]
 
 
 def run_blocks(function: Callable[[slice], T], blocks: list[slice]) -> list[T]:
-    """Return the results of a function for every block, without gradients: on the active threads, if there are any."""
-    threads = _active.threads
-    if threads is not None and threads.num > 1:
-        return threads.map(torch.no_grad()(function), blocks)
-    with torch.no_grad():
-        return list(map(function, blocks))
+    """Do the same for a function that uses torch, without gradients."""
+
+    def without_gradients(block: slice) -> T:
+        with torch.no_grad():
+            return function(block)
+
+    return run_parallel(without_gradients, blocks)

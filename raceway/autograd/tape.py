@@ -64,6 +64,13 @@ def add_gradient(to: Tensor, gradient: Array) -> None:
         total += gradient
 
 
+def gradient_array(parameter: Tensor) -> Array:
+    """Return the gradient of a parameter, to be added to; zeros if there is none yet."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad.numpy()
+
+
 class _ThreadLocal(threading.local):
     tape: Tape | None = None
 

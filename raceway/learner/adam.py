@@ -16,7 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raceway.autograd.row_blocks import run_blocks
+from raceway.autograd.row_blocks import run_blocks, thread_blocks
+
+_BLOCK_SIZE = 1 << 17  # of the vector, if blocks are computed on threads
 
 
 class Adam:
@@ -56,16 +58,20 @@ class Adam:
                 vector.gradient *= max_norm / norm
         return norm
 
-    @torch.no_grad()
     def step(self) -> None:
         """Take one gradient step."""
         self.steps += 1
         beta1, beta2 = self.betas
+        scale, lr = math.sqrt(1 - beta2**self.steps), self.lr / (1 - beta1**self.steps)
+
+        def update(block: slice) -> None:
+            gradient, first, second = (part[block] for part in (vector.gradient, vector.first, vector.second))
+            first.lerp_(gradient, 1 - beta1)
+            second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+            vector.values[block].addcdiv_(first, second.sqrt().div_(scale).add_(self.epsilon), value=-lr)
+
         for vector in self.vectors:
-            vector.first.lerp_(vector.gradient, 1 - beta1)
-            vector.second.mul_(beta2).addcmul_(vector.gradient, vector.gradient, value=1 - beta2)
-            denominator = vector.second.sqrt().div_(math.sqrt(1 - beta2**self.steps)).add_(self.epsilon)
-            vector.values.addcdiv_(vector.first, denominator, value=-self.lr / (1 - beta1**self.steps))
+            run_blocks(update, thread_blocks(len(vector.values), _BLOCK_SIZE))
 
     def state(self) -> Any:
         """Return the step count and the moments, for a checkpoint."""
@@ -106,6 +112,6 @@ class _FlatParameters:
         self.zero_grad()
 
     def zero_grad(self) -> None:
-        self.gradient.zero_()
+        run_blocks(lambda _: self.gradient.zero_(), [slice(None)])  # waking torch's threads would take longer
         for parameter, view in zip(self.parameters, self._gradient_views, strict=True):
             parameter.grad = view

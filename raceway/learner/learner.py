@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 
 from raceway.agents.agent import Agent
 from raceway.agents.policy import as_tensor
-from raceway.agents.weights import Weights, copy_weights
+from raceway.agents.weights import Weights, copy_weights, weights_of_parts
+from raceway.autograd.fast_paths import fast_paths_enabled
 from raceway.autograd.row_blocks import BlockThreads
 from raceway.autograd.tape import Tape, use_tape
 from raceway.errors import ConfigError
@@ -98,7 +100,8 @@ class Learner:
         self.targets: TargetNetworks | None = None
         self._restored: dict[str, Any] = {}  # states of objectives and targets that are not prepared yet
         self._published: VersionedWeights | None = None
-        self._block_threads = BlockThreads(threads)
+        # Without convolutions, operations are so short that handing them over takes longer than torch's own threads do.
+        self._block_threads = BlockThreads(threads if any(isinstance(m, nn.Conv2d) for m in agent.modules()) else 1)
 
     def prepare(self, objectives: Mapping[str, Objective], targets: Sequence[Target] = ()) -> None:
         """Create the optimisers of objectives, and the target networks, unless they exist already."""
@@ -249,6 +252,19 @@ class Learner:
         """The weights for workers: the latest published, or the current ones if none were."""
         return self._published or (self.version, self.agent.weights())
 
+    @property
+    def published_version(self) -> int:
+        """The version of the weights for workers."""
+        return self.version if self._published is None else self._published[0]
+
+    def worker_weights(self) -> Weights:
+        """Return the weights for workers of the parts that they need."""
+        parts = self.agent.worker_parts
+        if self._published is None:
+            return self.agent.weights(parts)
+        weights = self._published[1]
+        return weights if parts is None else weights_of_parts(weights, parts)
+
     def load_published(self, published: VersionedWeights) -> None:
         """Load weights that a remote learner has published, if they are newer than these."""
         version, weights = self._published = published
@@ -314,13 +330,15 @@ class Learner:
     @contextmanager
     def _own_threads(self) -> Iterator[None]:
         before = torch.get_num_threads()
-        if before != self.threads:
-            torch.set_num_threads(self.threads)
+        # After an operation, torch's other threads spin for a while: they would compete with those of the blocks.
+        threads = self.threads if self._block_threads.num == 1 or not fast_paths_enabled() else 1
+        if before != threads:
+            torch.set_num_threads(threads)
         try:
             with self._block_threads.active():
                 yield
         finally:
-            if before != self.threads:
+            if before != threads:
                 torch.set_num_threads(before)  # environments in the same process are stepped with one thread
 
 
@@ -413,7 +431,7 @@ def mean_metrics(steps: list[Metrics]) -> Metrics:
     for metrics in steps:
         for name, value in metrics.items():
             values_of.setdefault(name, []).append(value.detach() if isinstance(value, Tensor) else value)
-    return {name: float(np.mean([float(value) for value in values])) for name, values in values_of.items()}
+    return {name: math.fsum(map(float, values)) / len(values) for name, values in values_of.items()}
 
 
 def activations_per_step(network: nn.Module) -> int:

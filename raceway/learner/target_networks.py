@@ -9,6 +9,7 @@ import torch
 
 from raceway.agents.agent import Agent
 from raceway.agents.weights import copy_weights
+from raceway.autograd.row_blocks import run_blocks
 from raceway.errors import ConfigError
 from raceway.learner.objectives import Target
 
@@ -44,18 +45,12 @@ class TargetNetworks:
         trained_ones = [parameter for _, trained in pairs for parameter in trained.parameters()]  # type: ignore[union-attr]
         return copies, trained_ones, buffers
 
-    @torch.no_grad()
     def update(self, num_updates: int) -> None:
         """Update the targets that are due after this number of updates."""
-        for target, (own, trained, buffers) in zip(self.targets, self._pairs, strict=True):
-            if num_updates % target.every:
-                continue
-            if target.tau == 1.0:
-                torch._foreach_copy_(own, trained)
-            else:
-                torch._foreach_lerp_(own, trained, target.tau)
-            for copied, buffer in buffers:
-                copied.copy_(buffer)
+        pairs = zip(self.targets, self._pairs, strict=True)
+        due = [(target.tau, *tensors) for target, tensors in pairs if num_updates % target.every == 0]
+        if due:
+            run_blocks(lambda _: _average(due), [slice(None)])  # waiting for torch's threads would take longer
 
     def state(self) -> Any:
         """Return the weights, for a checkpoint."""
@@ -64,3 +59,14 @@ class TargetNetworks:
     def restore(self, state: Any) -> None:
         """Restore the weights."""
         self.agent.target.load(state)
+
+
+def _average(due: Sequence[tuple[float, list[Any], list[Any], list[tuple[Any, Any]]]]) -> None:
+    """Move targets by a share tau towards the trained parameters, and copy buffers."""
+    for tau, own, trained, buffers in due:
+        if tau == 1.0:
+            torch._foreach_copy_(own, trained)
+        else:
+            torch._foreach_lerp_(own, trained, tau)
+        for copied, buffer in buffers:
+            copied.copy_(buffer)

@@ -69,11 +69,7 @@ class WeightSender:
 
     def worker_weights(self) -> Weights:
         """Return the newest weights of the parts that workers need."""
-        weights, parts = self.learner.published_weights[1], self.learner.agent.worker_parts
-        if parts is None:
-            return weights
-        prefixes = tuple(f"{part}." for part in parts)
-        return {name: array for name, array in weights.items() if name.startswith(prefixes)}
+        return self.learner.worker_weights()
 
     def state(self) -> Any:
         """Return the state to resume from; it includes the weights of the workers, if all have the same."""
@@ -96,7 +92,7 @@ class WeightSender:
         """Arguments of `set_weights` besides the weights: knobs, and the policy's name, if there are several."""
         arguments: dict[str, Any] = {**self._policy_name}
         if not arguments:
-            arguments["version"] = self.learner.published_weights[0]
+            arguments["version"] = self.learner.published_version
         if self.exploration is not None and self.exploration.knobs:
             arguments["knobs"] = self.exploration.state()
         return arguments
@@ -149,7 +145,7 @@ class Fresh(Stateful):
 
     def __call__(self, item: object, *, envelope: Envelope = injected) -> bool:
         """Return whether an item is fresh enough."""
-        fresh = envelope.version is None or self.weights.learner.published_weights[0] - envelope.version <= self.max_lag
+        fresh = envelope.version is None or self.weights.learner.published_version - envelope.version <= self.max_lag
         if not fresh:
             self.num_dropped += 1
             self.weights.send(source_actors(envelope))

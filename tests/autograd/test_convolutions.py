@@ -12,7 +12,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from raceway.agents import ActorCritic
-from raceway.autograd import layers
+from raceway.autograd import layers, matrix_products
 from raceway.autograd.tape import Tape, use_tape
 from raceway.learner.learner import Learner
 from raceway.machine import worker_compute_settings
@@ -29,8 +29,9 @@ WIDE = 80
 @pytest.fixture(autouse=True)
 def compute_as_in_training(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Compute with one thread unless a learner has more, and linear layers in blocks, as if they were large."""
-    monkeypatch.setattr(layers, "_MAX_NUMPY_WEIGHTS", 1000)
-    monkeypatch.setattr(layers, "_BLOCK_UNITS", 32)
+    monkeypatch.setattr(matrix_products, "_MIN_WEIGHTS", 1000)
+    monkeypatch.setattr(layers, "_MIN_BLOCK_WEIGHTS", 1000)
+    monkeypatch.setattr(layers, "_BLOCK_ROWS", 16)
     with worker_compute_settings():
         yield
 
