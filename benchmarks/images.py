@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from _harness import Report
-from throughput import PROGRAMS, python_of, run, steady_rate, train_raceway
+from throughput import PROGRAMS, matrix_multiply_flops, python_of, run, steady_rate, train_raceway
 from torch import nn
 
 from raceway.agents import Spaces, build_agent
@@ -79,8 +79,7 @@ def limit(env: str) -> dict[str, Any]:
         env_seconds = step_seconds(slots)
     finally:
         slots.close()
-    cores = len(os.sched_getaffinity(0))
-    speed = cores * product_speed()
+    cores, speed = len(os.sched_getaffinity(0)), matrix_multiply_flops(size=1024, times=50)
     return {
         "limit_per_s": 1 / (operations / speed + env_seconds / cores),
         "mflop_per_step": operations / 1e6,
@@ -106,17 +105,6 @@ def operations_per_step(env: str, slots: Slots) -> float:
     forward = sum(counts)
     # Backward: the gradients of weights and of inputs; those of the images are not needed.
     return forward + EPOCHS * (3 * forward - counts[0])
-
-
-def product_speed(size: int = 1024, times: int = 50) -> float:
-    """Return the floating-point operations per second of CPU time of large matrix products, on one core."""
-    torch.set_num_threads(1)
-    matrix, seconds = torch.randn(size, size), []
-    for _ in range(times):
-        begin = time.process_time()
-        matrix @ matrix
-        seconds.append(time.process_time() - begin)
-    return 2 * size**3 / min(seconds)
 
 
 def step_seconds(slots: Slots, num_steps: int = 100) -> float:

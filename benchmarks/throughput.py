@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -174,17 +175,20 @@ def sac(report: Report, peers: Path, runs: int) -> None:
         )
 
 
-def matrix_multiply_flops(size: int = 256, seconds: float = 0.5) -> float:
-    """Return the floating-point operations per second of a product of square matrices, with two threads."""
+def matrix_multiply_flops(size: int = 256, times: int = 3000) -> float:
+    """Return the floating-point operations per second of CPU time of products of square matrices, on all cores.
+
+    The products are those of oneDNN, which are faster than `torch.mm`.
+    """
     import torch
 
-    torch.set_num_threads(2)
-    left, right, times, start = torch.rand(size, size), torch.rand(size, size), 0, time.perf_counter()
-    while time.perf_counter() - start < seconds:
-        for _ in range(100):
-            left @ right
-        times += 100
-    return 2 * size**3 * times / (time.perf_counter() - start)
+    torch.set_num_threads(1)
+    matrix, multiply = torch.rand(size, size), torch.ops.mkldnn._linear_pointwise
+    start = time.process_time()
+    for _ in range(times):
+        multiply(matrix, matrix, None, "none", [], "")
+    seconds = time.process_time() - start
+    return len(os.sched_getaffinity(0)) * 2 * size**3 * times / seconds
 
 
 def _sac_update_flops(batch: int = 256, obs: int = 17, actions: int = 6, width: int = 256) -> int:
