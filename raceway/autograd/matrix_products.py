@@ -36,8 +36,12 @@ _operator: Any = _find_operator()
 
 
 def is_large(num_rows: int, weights: list[Array]) -> bool:
-    """Whether oneDNN computes the layers of a network with these weights for a batch of this size."""
-    return _operator is not None and num_rows >= _MIN_ROWS and max(weight.size for weight in weights) >= _MIN_WEIGHTS
+    """Whether oneDNN computes the layers of a network with these weights for a batch of this size.
+
+    Other sizes than multiples of 16 are taken for those of batches whose size varies, such as whole episodes.
+    """
+    fixed_size = num_rows >= _MIN_ROWS and num_rows % 16 == 0
+    return _operator is not None and fixed_size and max(weight.size for weight in weights) >= _MIN_WEIGHTS
 
 
 def linear(x: Array, weight: Array, bias: Array, activation: str, large: bool) -> Array:
