@@ -18,6 +18,7 @@ Array = np.ndarray
 
 _MIN_WEIGHTS = 1 << 15  # of the largest layer of a network that oneDNN computes
 _MIN_ROWS = 32
+_MIN_TORCH_SIZE, _MAX_TORCH_SIZE = 1 << 14, 1 << 17  # of activations whose gradients torch computes faster than numpy
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
 
@@ -68,7 +69,7 @@ def linear(x: Array, weight: Array, bias: Array, activation: str, large: bool) -
 def activation_gradient(gradient: Array, output: Array, activation: str) -> Array:
     """Return the gradient of the input of an activation, from the gradient of its output and the output."""
     if activation == "relu":
-        if gradient.size == output.size >= 1 << 14:
+        if gradient.size == output.size and _MIN_TORCH_SIZE <= output.size <= _MAX_TORCH_SIZE:
             return torch.ops.aten.threshold_backward(torch.from_numpy(gradient), torch.from_numpy(output), 0).numpy()
         return gradient * (output > 0)
     if activation == "tanh":
