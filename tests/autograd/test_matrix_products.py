@@ -110,3 +110,16 @@ def test_gradients_of_the_minimum_of_an_ensemble_equal_those_of_torch(trained: b
     assert len(results[0]) == len(results[1]) == (7 if trained else 1)
     for actual, expected in zip(*results, strict=True):
         close(actual, expected)
+
+
+def test_a_member_that_is_never_the_minimum_has_no_gradient() -> None:
+    ensemble, action = large_ensemble().requires_grad_(False), array(64, 3)
+    last_bias: torch.Tensor = ensemble.layers[-1].bias  # type: ignore[assignment]
+    last_bias[1] += 100
+    tape = Tape()
+    with use_tape(tape):
+        leaf = tape.record(action, lambda gradient: None)
+        value = ensemble([torch.from_numpy(array(64, 6)), leaf]).amin(0).mean()
+    tape.backward(value)
+    assert leaf.grad is not None
+    assert leaf.grad.abs().sum() > 0, "that of the other member"
