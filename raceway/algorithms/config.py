@@ -76,6 +76,7 @@ class TrainingConfig(OutputConfig, OptimiserConfig, WorkerConfig, EnvironmentCho
             "device": resolve_device(self.device),
         }
         settings["remote"] = getattr(self, "learner_on", "driver") != "driver"
+        settings["compiled"] = getattr(self, "compile_losses", False)
         settings["counts_updates"] = self.progress is UPDATES
         seed = derive_seed(self.seed, Purpose.LEARNER)
         lr = self.linear_schedule(self.lr, self.lr_end)

@@ -7,6 +7,7 @@ process and its workers leaves everything to torch, to find out whether an unexp
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,9 +15,16 @@ VARIABLE = "RACEWAY_FAST_PATHS"
 _enabled = os.environ.get(VARIABLE, "1") != "0"
 
 
+class _ThreadLocal(threading.local):
+    without = False
+
+
+_active = _ThreadLocal()
+
+
 def fast_paths_enabled() -> bool:
     """Whether the fast paths are used where they can be."""
-    return _enabled
+    return _enabled and not _active.without
 
 
 @contextmanager
@@ -28,3 +36,13 @@ def use_fast_paths(enabled: bool) -> Iterator[None]:
         yield
     finally:
         _enabled = before
+
+
+@contextmanager
+def without_fast_paths() -> Iterator[None]:
+    """Leave everything that this thread computes to torch for a while."""
+    before, _active.without = _active.without, True
+    try:
+        yield
+    finally:
+        _active.without = before

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,6 +35,9 @@ from raceway.rl import (
     tree_map,
     without_episode_columns,
 )
+
+if TYPE_CHECKING:
+    from raceway.learner.compiled_losses import CompiledLosses
 
 VersionedWeights = tuple[int, Weights]
 """A version number, and the weights of that version."""
@@ -69,6 +72,7 @@ class Learner:
         remote: whether training runs on another thread or process than the one that sends weights. Each training step
             then publishes a copy of the weights.
         counts_updates: whether the progress of the run is counted in updates instead of environment steps.
+        compiled: whether losses are compiled; see `CompiledLosses` for what they may do.
     """
 
     def __init__(
@@ -83,6 +87,7 @@ class Learner:
         device: str = "cpu",
         remote: bool = False,
         counts_updates: bool = False,
+        compiled: bool = False,
     ) -> None:
         self.agent, self.threads, self.max_grad_norm = agent.to(device), threads, max_grad_norm
         self.epsilon, self.device, self.remote, self.counts_updates = epsilon, device, remote, counts_updates
@@ -100,8 +105,11 @@ class Learner:
         self.targets: TargetNetworks | None = None
         self._restored: dict[str, Any] = {}  # states of objectives and targets that are not prepared yet
         self._published: VersionedWeights | None = None
-        # Without convolutions, operations are so short that handing them over takes longer than torch's own threads do.
-        self._block_threads = BlockThreads(threads if any(isinstance(m, nn.Conv2d) for m in agent.modules()) else 1)
+        self.compiled = compiled and device == "cpu" and fast_paths_enabled()
+        self._compiled_losses: CompiledLosses | None = None
+        # Other operations are so short that handing them over takes longer than torch's own threads do.
+        in_blocks = self.compiled or any(isinstance(module, nn.Conv2d) for module in agent.modules())
+        self._block_threads = BlockThreads(threads if in_blocks else 1)
 
     def prepare(self, objectives: Mapping[str, Objective], targets: Sequence[Target] = ()) -> None:
         """Create the optimisers of objectives, and the target networks, unless they exist already."""
@@ -212,12 +220,22 @@ class Learner:
 
     def _minimise(self, objective: ActiveObjective, loss: Loss, minibatch: Batch) -> LossOutput:
         """Take a step for one objective, and return what its loss returned, with its metrics by their full names."""
-        tape = Tape()
-        with use_tape(tape):
-            output = check_loss_output(objective.call(loss, self.agent, minibatch, self.random), objective.name)
-        tape.backward(output.value)
+        output = self._run_compiled(objective, loss, minibatch) if self.compiled else None
+        if output is None:
+            tape = Tape()
+            with use_tape(tape):
+                output = check_loss_output(objective.call(loss, self.agent, minibatch, self.random), objective.name)
+            tape.backward(output.value)
         metrics = {objective.metric("loss"): float(output.value.detach()), **output.metrics}
         return output._replace(metrics=metrics | objective.clip_and_step())
+
+    def _run_compiled(self, objective: ActiveObjective, loss: Loss, minibatch: Batch) -> LossOutput | None:
+        """Compute a loss and its gradients by a compiled graph, or return None if it cannot be compiled."""
+        if self._compiled_losses is None:
+            from raceway.learner.compiled_losses import CompiledLosses  # a large import, which few runs need
+
+            self._compiled_losses = CompiledLosses(self.agent)
+        return self._compiled_losses.minimise(objective, loss, minibatch, self.random)
 
     def step(self, losses: Iterable[Callable[[], Any]]) -> Metrics:
         """Take one gradient step of the whole agent on the sum of some losses, computed one after the other."""
@@ -291,6 +309,7 @@ class Learner:
         self.agent.load(state["policy"])
         self.agent.remove_target()
         self.objectives, self.targets = {}, None  # a state from before the first step has none
+        self._compiled_losses = None
         self.steps, self.version, self._published = state["steps"], state["version"], None
         self.random.set_state(torch.from_numpy(np.array(state["random"])))
         self.global_random.state = state.get("global_random")

@@ -1,0 +1,87 @@
+"""Sums, means, maxima and softmax along dimensions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from raceway.compiler.conversion import Convert, Converter, conversion, register_all
+from raceway.compiler.elementwise_operators import binary
+from raceway.compiler.recording import NotCompilable, Operation
+
+
+def _dims(op: Operation, position: int = 1) -> list[int] | None:
+    """Return the dimensions of a reduction, as non-negative numbers; None for all."""
+    dims = op.kwargs.get("dim", op.args[position] if len(op.args) > position else None)
+    if dims is None or isinstance(dims, (bool, torch.dtype)):
+        return None
+    num = op.args[0].ndim
+    dims = [dims] if isinstance(dims, int) else list(dims)
+    return [dim % num for dim in dims] if num else None
+
+
+def _reduction(kind: str) -> Convert:
+    def convert(c: Converter, op: Operation) -> str:
+        x, dims = op.args[0], _dims(op)
+        keep = int(op.kwargs.get("keepdim", op.args[2] if len(op.args) > 2 else False))
+        name = c.value(x, op.outputs[0].dtype)
+        if x.ndim == 0:
+            return name
+        axes = c.graph.integers(*(dims or range(x.ndim)))
+        return c.graph.add(kind, name, axes, keepdims=keep)
+
+    return convert
+
+
+register_all({"sum": "ReduceSum", "mean": "ReduceMean", "amax": "ReduceMax", "amin": "ReduceMin"}, _reduction)
+
+
+@conversion("max", "min")
+def _max(c: Converter, op: Operation) -> Any:
+    kind = op.name.capitalize()
+    if len(op.outputs) == 1:
+        if len(op.args) == 2:
+            return binary(kind)(c, op)
+        return c.graph.add(f"Reduce{kind}", c.value(op.args[0]), keepdims=0)
+    (dim,) = _dims(op) or [0]
+    keep = int(op.kwargs.get("keepdim", op.args[2] if len(op.args) > 2 else False))
+    name = c.value(op.args[0])
+    values = c.graph.add(f"Reduce{kind}", name, c.graph.integers(dim), keepdims=keep)
+    return [values, c.graph.add(f"Arg{kind}", name, axis=dim, keepdims=keep)]
+
+
+@conversion("argmax", "argmin")
+def _argmax(c: Converter, op: Operation) -> str:
+    dims = _dims(op)
+    if dims is None:
+        raise NotCompilable("it takes the argmax over all dimensions")
+    keep = int(op.kwargs.get("keepdim", op.args[2] if len(op.args) > 2 else False))
+    return c.graph.add("ArgMax" if op.name == "argmax" else "ArgMin", c.value(op.args[0]), axis=dims[0], keepdims=keep)
+
+
+@conversion("_log_softmax", "_softmax")
+def _softmax(c: Converter, op: Operation) -> str:
+    x, dim, _ = op.args
+    return c.graph.add("LogSoftmax" if "log" in op.name else "Softmax", c.value(x), axis=dim % x.ndim)
+
+
+@conversion("_log_softmax_backward_data")
+def _log_softmax_backward(c: Converter, op: Operation) -> str:
+    gradient, output, dim, _ = op.args
+    total = c.graph.add("ReduceSum", c.value(gradient), c.graph.integers(dim % output.ndim), keepdims=1)
+    return c.graph.add("Sub", c.value(gradient), c.graph.add("Mul", c.graph.add("Exp", c.value(output)), total))
+
+
+@conversion("_softmax_backward_data")
+def _softmax_backward(c: Converter, op: Operation) -> str:
+    gradient, output, dim, _ = op.args
+    weighted = c.graph.add("Mul", c.value(gradient), c.value(output))
+    total = c.graph.add("ReduceSum", weighted, c.graph.integers(dim % output.ndim), keepdims=1)
+    return c.graph.add("Sub", weighted, c.graph.add("Mul", c.value(output), total))
+
+
+@conversion("logsumexp")
+def _logsumexp(c: Converter, op: Operation) -> str:
+    keep = int(op.kwargs.get("keepdim", op.args[2] if len(op.args) > 2 else False))
+    return c.graph.add("ReduceLogSumExp", c.value(op.args[0]), c.graph.integers(*_dims(op) or ()), keepdims=keep)
