@@ -32,8 +32,8 @@ class CompiledFunction:
     def __init__(self, recording: Recording, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
         graph = Graph()
         converter = Converter(graph, recording)
-        self.draws = {f"random{index}": draw for index, draw in enumerate(recording.draws)}
-        for name, tensor in [*inputs.items(), *((name, draw.result) for name, draw in self.draws.items())]:
+        draws = {f"random{index}": draw for index, draw in enumerate(recording.draws)}
+        for name, tensor in [*inputs.items(), *((name, draw.result) for name, draw in draws.items())]:
             converter.set(tensor, graph.input(name, tensor))
         converter.run()
         model = graph.model({name: converter.value(tensor) for name, tensor in outputs.items()})
@@ -46,19 +46,23 @@ class CompiledFunction:
             raise NotCompilable(f"ONNX Runtime refuses its graph: {error}") from error
         self.inputs = {entry.name for entry in self.session.get_inputs()}
         """The names of the inputs that matter."""
+        self.draws = {name: draw for name, draw in draws.items() if name in self.inputs}
+        """The random numbers that are inputs."""
 
 
 class Call:
-    """The inputs and outputs of one call of a compiled function, in memory that is not copied."""
+    """The inputs and outputs of calls of a compiled function, each of which stays at its place in memory."""
 
     def __init__(self, function: CompiledFunction) -> None:
         self.function = function
         self._binding: Any = function.session.io_binding()
-        self._arrays: dict[str, np.ndarray] = {}  # so that their memory stays
+        self._arrays: dict[str, np.ndarray] = {}
+        for name in function.draws:
+            self.bind_input(name, np.empty_like(function.draws[name].result.numpy()))
 
     def bind_input(self, name: str, array: np.ndarray) -> None:
-        """Use the memory of an array as an input."""
-        array = self._arrays[name] = np.asarray(array, order="C")
+        """Read an input from the memory of a contiguous array."""
+        self._arrays[name] = array
         self._binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
 
     def bind_output(self, name: str, array: np.ndarray) -> None:
@@ -66,10 +70,16 @@ class Call:
         self._arrays[name] = array
         self._binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
 
+    def copy_input(self, name: str, array: np.ndarray) -> None:
+        """Copy an input for the next call: for small ones, binding takes longer."""
+        if name not in self._arrays:
+            self.bind_input(name, np.empty_like(array, order="C"))
+        np.copyto(self._arrays[name], array)
+
     def draw(self) -> None:
         """Draw the random numbers of the next call."""
         for name, draw in self.function.draws.items():
-            self.bind_input(name, draw().numpy())
+            np.copyto(self._arrays[name], draw().numpy())
 
     def run(self) -> None:
         """Compute the outputs."""

@@ -86,6 +86,11 @@ class _Recorder(TorchDispatchMode):
         self.tensors: list[Any] = list(inputs)
         self._computed: set[int] = set()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Do not import torch's compiler, which takes two seconds, to tell it that this class is none of its."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)

@@ -149,7 +149,7 @@ class _CompiledLoss:
         self._bind_memory()
         block = self._blocks[0]
         with _drawing_nothing(random):
-            block.bind_batch({name: leaf.numpy() for name, leaf in _leaves(batch)})
+            block.set_batch({name: leaf.numpy() for name, leaf in _leaves(batch)})
             block.run()
         rows, share = tree_map(lambda column: column[block.rows], batch), block.rows.stop / len(batch["action"])
         with _drawing_nothing(random), without_fast_paths(), use_tape(None):
@@ -163,7 +163,7 @@ class _CompiledLoss:
         self._bind_memory()
         arrays = {name: leaf.numpy() for name, leaf in _leaves(batch)}
         for block in self._blocks:
-            block.bind_batch(arrays)
+            block.set_batch(arrays)
         run_parallel(_Block.run, self._blocks)
         first, *others = self._blocks
         for block in others:
@@ -219,10 +219,10 @@ class _Block:
             self._call.bind_output(f"gradient {index}", gradients[index].numpy())
         self.gradients = gradients
 
-    def bind_batch(self, arrays: Mapping[str, np.ndarray]) -> None:
+    def set_batch(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Use its rows of a batch, and new random numbers, in the next call."""
         for name in self._leaves:
-            self._call.bind_input(name, arrays[name][self.rows])
+            self._call.copy_input(name, arrays[name][self.rows])
         self._call.draw()
 
     def run(self) -> None:
