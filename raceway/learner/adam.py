@@ -19,6 +19,7 @@ from torch import Tensor
 from raceway.autograd.row_blocks import run_blocks, thread_blocks
 
 _BLOCK_SIZE = 1 << 17  # of the vector, if blocks are computed on threads
+_MIN_FUSED = 1 << 15  # from which one pass over the memory matters more than the time to start it
 
 
 class Adam:
@@ -65,6 +66,9 @@ class Adam:
         scale, lr = math.sqrt(1 - beta2**self.steps), self.lr / (1 - beta1**self.steps)
 
         def update(block: slice) -> None:
+            if len(vector.values) >= _MIN_FUSED:
+                self._fused_update(vector, block)
+                return
             gradient, first, second = (part[block] for part in (vector.gradient, vector.first, vector.second))
             first.lerp_(gradient, 1 - beta1)
             second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
@@ -72,6 +76,15 @@ class Adam:
 
         for vector in self.vectors:
             run_blocks(update, thread_blocks(len(vector.values), _BLOCK_SIZE))
+
+    def _fused_update(self, vector: _FlatParameters, block: slice) -> None:
+        """Do the same by torch's operation, which passes over the memory once instead of eight times."""
+        columns = ([part[block]] for part in (vector.values, vector.gradient, vector.first, vector.second))
+        beta1, beta2 = self.betas
+        torch._fused_adam_(
+            *columns, [], [torch.tensor(float(self.steps))], lr=self.lr, beta1=beta1, beta2=beta2, weight_decay=0.0,
+            eps=self.epsilon, amsgrad=False, maximize=False,
+        )  # fmt: skip
 
     def state(self) -> Any:
         """Return the step count and the moments, for a checkpoint."""

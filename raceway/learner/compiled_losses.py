@@ -45,7 +45,7 @@ class CompiledLosses:
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
-        self._compiled: dict[tuple[str, Loss, int], _CompiledLoss] = {}
+        self._compiled: dict[tuple[str, int], _CompiledLoss] = {}  # by objective and number of rows
         self.refused: dict[str, str] = {}
         """The reasons for which objectives are not compiled, by name."""
 
@@ -55,24 +55,29 @@ class CompiledLosses:
     def minimise(
         self, objective: ActiveObjective, loss: Loss, batch: Batch, random: torch.Generator
     ) -> LossOutput | None:
-        """Set the gradients of an objective's parameters, and return what its loss returns.
+        """Set the gradients of an objective's parameters, in place of what they were, and return what its loss returns.
 
         Columns that the loss adds are added to the batch. Returns None if the loss cannot be compiled.
         """
-        num_rows = _num_rows(batch)
-        if objective.name in self.refused or num_rows is None or self.agent.actor.recurrent or not _is_plain(loss):
+        key = objective.name, len(batch["action"])
+        compiled = self._compiled.get(key)
+        if compiled is not None and compiled.loss is loss:
+            return compiled(batch)
+        if objective.name in self.refused or not self._can_compile(objective, loss, batch):
             return None
-        key = objective.name, loss, num_rows
-        if key not in self._compiled:
-            if sum(name == objective.name for name, *_ in self._compiled) >= _MAX_SIZES:
-                return None
-            try:
-                self._compiled[key] = _CompiledLoss(self.agent, objective, loss, batch, num_rows, random)
-            except NotCompilable as error:
-                self.refused[objective.name] = str(error)
-                objective.optimiser.zero_grad()
-                return None
-        return self._compiled[key](batch)
+        try:
+            with objective.isolated():
+                compiled = self._compiled[key] = _CompiledLoss(self.agent, objective, loss, batch, random)
+        except NotCompilable as error:
+            self.refused[objective.name] = str(error)
+            return None
+        return compiled(batch)
+
+    def _can_compile(self, objective: ActiveObjective, loss: Loss, batch: Batch) -> bool:
+        """Whether a loss is a function, for batches of transitions of a few sizes."""
+        sizes = sum(name == objective.name for name, _ in self._compiled)
+        same_length = len({leaf.shape[:1] for _, leaf in _leaves(batch)}) == 1
+        return sizes < _MAX_SIZES and same_length and not self.agent.actor.recurrent and _is_plain(loss)
 
 
 class _Loss(NamedTuple):
@@ -97,9 +102,9 @@ class _CompiledLoss:
         objective: ActiveObjective,
         loss: Loss,
         batch: Batch,
-        num_rows: int,
         random: torch.Generator,
     ) -> None:
+        num_rows = len(batch["action"])
         self.agent, self.objective, self.loss = agent, objective, loss
         self._weights = _weights(agent)
         rows = split_rows(num_rows, BLOCK_ROWS)
@@ -247,12 +252,6 @@ def _leaves(batch: Batch, prefix: str = _COLUMN) -> Iterator[tuple[str, Tensor]]
             yield from _leaves(column, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", column
-
-
-def _num_rows(batch: Batch) -> int | None:
-    """Return the number of rows, or None if the columns of a batch do not all have as many."""
-    numbers = {len(leaf) if leaf.ndim else None for _, leaf in _leaves(batch)}
-    return numbers.pop() if len(numbers) == 1 else None
 
 
 def _first_rows(batch: Batch, num: int) -> Batch:

@@ -209,8 +209,7 @@ class Learner:
         for objective, loss in active:
             if self.version % objective.every:
                 continue
-            with objective.isolated():
-                output = self._minimise(objective, loss, minibatch)
+            output = self._minimise(objective, loss, minibatch)
             metrics |= output.metrics
             if output.priorities is not None:
                 priorities = output.priorities.detach().cpu().numpy()
@@ -223,9 +222,10 @@ class Learner:
         output = self._run_compiled(objective, loss, minibatch) if self.compiled else None
         if output is None:
             tape = Tape()
-            with use_tape(tape):
-                output = check_loss_output(objective.call(loss, self.agent, minibatch, self.random), objective.name)
-            tape.backward(output.value)
+            with objective.isolated():
+                with use_tape(tape):
+                    output = check_loss_output(objective.call(loss, self.agent, minibatch, self.random), objective.name)
+                tape.backward(output.value)
         metrics = {objective.metric("loss"): float(output.value.detach()), **output.metrics}
         return output._replace(metrics=metrics | objective.clip_and_step())
 

@@ -4,12 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from raceway.learner.adam import Adam
+from raceway.learner.adam import _MIN_FUSED, Adam
 
 
-def test_steps_equal_those_of_torch() -> None:
+@pytest.mark.parametrize("width", [8, _MIN_FUSED // 4])
+def test_steps_equal_those_of_torch(width: int) -> None:
     torch.manual_seed(0)
-    ours, theirs = (nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)) for _ in range(2))
+    ours, theirs = (nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 2)) for _ in range(2))
     theirs.load_state_dict(ours.state_dict())
     unused = nn.Parameter(torch.ones(2))
     adam = Adam([*ours.parameters(), unused], 0.01)
