@@ -4,12 +4,13 @@ from raceway.agents.agent import ActorCritic, Agent, QAgent, Spaces
 from raceway.agents.builders import MakeAgent, build_agent
 from raceway.agents.distributions import (
     Categorical,
+    Deterministic,
     Distribution,
     Gaussian,
     MultiCategorical,
     distribution_for,
 )
-from raceway.agents.exploration import EpsilonGreedy, Explorer, Knobs, Sample, UniformWarmUp
+from raceway.agents.exploration import EpsilonGreedy, Explorer, GaussianNoise, Knobs, Sample, UniformWarmUp
 from raceway.agents.network_choice import network_for
 from raceway.agents.networks import Encoder, Normaliser, mlp
 from raceway.agents.policy import Policy, as_tensor, make_policy
@@ -20,11 +21,13 @@ __all__ = [
     "ActorCritic",
     "Agent",
     "Categorical",
+    "Deterministic",
     "Distribution",
     "Encoder",
     "EpsilonGreedy",
     "Explorer",
     "Gaussian",
+    "GaussianNoise",
     "Knobs",
     "MakeAgent",
     "MultiCategorical",

@@ -13,7 +13,7 @@ from torch import nn
 
 from raceway.agents.agent import ActorCritic, Agent, QAgent, Spaces
 from raceway.agents.critics import CriticList, value_network
-from raceway.agents.distributions import SquashedGaussian
+from raceway.agents.distributions import Bounded, Deterministic, SquashedGaussian
 from raceway.agents.network_choice import RECURRENT, custom_networks, network_for
 from raceway.agents.networks import Encoder, QEnsemble, actor_critic_networks
 from raceway.agents.policy import Policy, seeded_weights
@@ -84,24 +84,38 @@ def _unused(cfg: Any, reason: str, *names: str) -> dict[str, str]:
 
 
 def squashed_actor_and_critics(spaces: Spaces, cfg: Any, num: int = 2) -> tuple[Policy, nn.Module]:
-    """Return a squashed Gaussian policy of continuous actions, and critics Q(s, a), from (obs, action) to [E, N].
+    """Return a squashed Gaussian policy, and critics; see `actor_and_critics`."""
+    return actor_and_critics(spaces, cfg, SquashedGaussian(spaces.action), num)
+
+
+def deterministic_actor_and_critics(spaces: Spaces, cfg: Any, num: int = 2) -> tuple[Policy, nn.Module]:
+    """Return a deterministic policy, and critics; see `actor_and_critics`."""
+    return actor_and_critics(spaces, cfg, Deterministic(spaces.action), num)
+
+
+def actor_and_critics(
+    spaces: Spaces, cfg: Any, distribution: Bounded, num: int = 2, **options: Any
+) -> tuple[Policy, nn.Module]:
+    """Return a policy of continuous actions, and critics Q(s, a), from (obs, action) to [E, N].
 
     Args:
         spaces: the spaces.
         cfg: the settings `network` and `hidden`.
+        distribution: the distribution of actions.
         num: the number of critics, unless a user's function returns others.
+        options: further arguments of the built-in critics, a `QEnsemble`.
     """
     obs_space, _ = network_obs_space(spaces.observation)
-    distribution, hidden = SquashedGaussian(spaces.action), cfg.hidden or ()
+    hidden = cfg.hidden or ()
     if isinstance(cfg.network, str):
         # Of the built-in networks, the one for discrete actions has a head without deviations of its own.
         network = network_for(obs_space, Discrete(distribution.size), cfg.network, hidden)
         policy = Policy(*spaces, network, distribution)
-        return policy, QEnsemble(obs_space, spaces.action, hidden, num)
+        return policy, QEnsemble(obs_space, spaces.action, hidden, num, **options)
     network, *critics = custom_networks(obs_space, spaces.action, cfg.network, max_critics=16)
     policy = Policy(*spaces, network, distribution)
     if not critics:
-        return policy, QEnsemble(obs_space, spaces.action, hidden, num, flatten_small_images=True)
+        return policy, QEnsemble(obs_space, spaces.action, hidden, num, flatten_small_images=True, **options)
     policy.unused_settings = _unused(cfg, _CUSTOM, "hidden")
     return policy, CriticList(obs_space, spaces.action, critics)
 

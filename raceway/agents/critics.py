@@ -40,9 +40,9 @@ class CriticList(nn.Module):
             shape = try_network(part, critic, partial(_call, critic), rows)
             _check_shape(part, shape, "observations and actions")
 
-    def forward(self, obs: Any, action: Tensor) -> Tensor:
-        """Return Q(s, a) of every critic, [E, N]."""
-        return torch.stack([critic(obs, action).squeeze(-1) for critic in self.members])
+    def forward(self, obs: Any, action: Tensor, num: int | None = None) -> Tensor:
+        """Return Q(s, a) of every critic, or of the first `num`, [E, N]."""
+        return torch.stack([critic(obs, action).squeeze(-1) for critic in self.members[:num]])
 
 
 def _call(critic: nn.Module, rows: Any) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -51,6 +52,15 @@ class Distribution(ABC):
     def sample_with_log_prob(self, params: Tensor, random: torch.Generator) -> tuple[Tensor, Tensor]:
         """Return reparametrised actions, [N, ...], through which gradients flow, and their log-probabilities, [N]."""
         raise ConfigError(f"actions of a {type(self).__name__} distribution cannot be differentiated")
+
+    def actions(self, params: Tensor, noise: Tensor | None = None) -> Tensor:
+        """Return the actions of a deterministic policy, [N, ...], through which gradients flow.
+
+        Args:
+            params: the outputs of the network, [N, num].
+            noise: what is added before scaling, [N, num]. The sum is clipped to the bounds.
+        """
+        raise ConfigError(f"a {type(self).__name__} distribution has no actions without sampling")
 
     def best_actions(self, params: Tensor) -> Tensor:
         """Return the most likely action for every row, as `mode` does, in torch: for exported policies."""
@@ -208,7 +218,58 @@ class Gaussian(Distribution):
         return tape.record(log_prob, log_prob_backward), tape.record(entropy, entropy_backward)
 
 
-class SquashedGaussian(Distribution):
+class Bounded(Distribution):
+    """A distribution of numbers between -1 and 1, scaled to the bounds of a Box."""
+
+    def __init__(self, space: spaces.Space) -> None:
+        if not isinstance(space, spaces.Box) or not space.is_bounded():
+            raise ConfigError(f"{self._name} needs a Box with finite bounds, not {space}. Bound it by a wrapper.")
+        self.shape, self.num = space.shape, math.prod(space.shape)
+        self.centre = ((space.high + space.low) / 2).astype(np.float32)
+        self.scale = ((space.high - space.low) / 2).astype(np.float32)
+
+    _name: ClassVar[str]
+
+    def scaled(self, squashed: Array) -> Array:
+        """Return actions, [..., *shape], from numbers between -1 and 1, [..., num]."""
+        return squashed.reshape(*squashed.shape[:-1], *self.shape) * self.scale + self.centre
+
+    def scaled_tensor(self, squashed: Tensor) -> Tensor:
+        """Do the same in torch."""
+        scale, centre = (torch.from_numpy(part).to(squashed.device) for part in (self.scale, self.centre))
+        return squashed.reshape(*squashed.shape[:-1], *self.shape) * scale + centre
+
+
+class Deterministic(Bounded):
+    """One action for each observation: tanh of the network's outputs, scaled to the bounds of a Box."""
+
+    _name = "a deterministic policy"
+
+    def __init__(self, space: spaces.Space) -> None:
+        super().__init__(space)
+        self.size = self.num
+
+    def sample(self, params: Array, random: np.random.Generator) -> Array:
+        return self.mode(params)
+
+    def mode(self, params: Array) -> Array:
+        return self.scaled(np.tanh(params))
+
+    def best_actions(self, params: Tensor) -> Tensor:
+        return self.actions(params)
+
+    def actions(self, params: Tensor, noise: Tensor | None = None) -> Tensor:
+        squashed = params.tanh()
+        return self.scaled_tensor(squashed if noise is None else (squashed + noise).clamp(-1, 1))
+
+    def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
+        raise ConfigError("a deterministic policy has no log-probabilities")
+
+    def entropy(self, params: Tensor) -> Tensor:
+        raise ConfigError("a deterministic policy has no entropy")
+
+
+class SquashedGaussian(Bounded):
     """tanh of independent normal variables u, scaled to the bounds of a Box.
 
     `params` are the means of u, then the logarithms of its standard deviations, which are limited to `LOG_STD_RANGE`.
@@ -217,31 +278,22 @@ class SquashedGaussian(Distribution):
     """
 
     LOG_STD_RANGE = (-20.0, 2.0)
+    _name = "a squashed Gaussian"
 
     def __init__(self, space: spaces.Space) -> None:
-        if not isinstance(space, spaces.Box) or not space.is_bounded():
-            raise ConfigError(
-                f"a squashed Gaussian needs a Box with finite bounds, not {space}. Bound it by a wrapper."
-            )
-        self.shape, self.num = space.shape, math.prod(space.shape)
+        super().__init__(space)
         self.size = 2 * self.num
-        self.centre = ((space.high + space.low) / 2).astype(np.float32)
-        self.scale = ((space.high - space.low) / 2).astype(np.float32)
 
     def sample(self, params: Array, random: np.random.Generator) -> Array:
         deviations = np.exp(np.clip(params[..., self.num :], *self.LOG_STD_RANGE))
         values = params[..., : self.num] + deviations * random.standard_normal(deviations.shape, np.float32)
-        return self._scaled(np.tanh(values))
+        return self.scaled(np.tanh(values))
 
     def mode(self, params: Array) -> Array:
-        return self._scaled(np.tanh(params[..., : self.num]))
+        return self.scaled(np.tanh(params[..., : self.num]))
 
     def best_actions(self, params: Tensor) -> Tensor:
-        squashed = params[..., : self.num].tanh().reshape(-1, *self.shape)
-        return squashed * torch.from_numpy(self.scale) + torch.from_numpy(self.centre)
-
-    def _scaled(self, squashed: Array) -> Array:
-        return squashed.reshape(*squashed.shape[:-1], *self.shape) * self.scale + self.centre
+        return self.scaled_tensor(params[..., : self.num].tanh())
 
     def sample_with_log_prob(self, params: Tensor, random: torch.Generator) -> tuple[Tensor, Tensor]:
         noise = torch.randn((*params.shape[:-1], self.num), generator=random)
@@ -252,8 +304,7 @@ class SquashedGaussian(Distribution):
         logs, noise = logs.clamp(*self.LOG_STD_RANGE), noise.to(params.device)
         values = means + logs.exp() * noise
         log_prob = (-0.5 * noise.square() - logs - _log_tanh_derivative(values)).sum(-1)
-        scale, centre = (torch.from_numpy(part).to(params.device) for part in (self.scale, self.centre))
-        actions = values.tanh().reshape(-1, *self.shape) * scale + centre
+        actions = self.scaled_tensor(values.tanh())
         return actions, log_prob - 0.5 * self.num * math.log(2 * math.pi)
 
     def _sample_in_numpy(self, params: Tensor, noise: Array, tape: Tape | None) -> tuple[Tensor, Tensor]:
@@ -267,7 +318,7 @@ class SquashedGaussian(Distribution):
         log_slope = 2 * (np.float32(math.log(2)) - size - np.log1p(np.exp(-2 * size)))
         log_prob = (-0.5 * noise * noise - logs - log_slope).sum(-1)
         log_prob -= np.float32(0.5 * num * math.log(2 * math.pi))
-        actions = self._scaled(squashed)
+        actions = self.scaled(squashed)
         if tape is None:
             return torch.from_numpy(actions), torch.from_numpy(log_prob)
         inside = outputs[..., num:] == logs  # where the deviation is not limited

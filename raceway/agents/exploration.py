@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 from gymnasium import spaces
 
-from raceway.agents.distributions import MASKED_LOGIT, Distribution
+from raceway.agents.distributions import MASKED_LOGIT, Deterministic, Distribution
 from raceway.checks import unknown_name
 from raceway.errors import ConfigError
 
@@ -91,6 +91,26 @@ class EpsilonGreedy(Explorer):
             masked = np.take_along_axis(outputs, uniform[:, None], -1).squeeze(-1) <= MASKED_LOGIT
             actions = np.where(explores & ~masked, uniform, actions)
         return actions + getattr(distribution, "start", 0)
+
+
+class GaussianNoise(Explorer):
+    """Add normal noise to the actions of a deterministic policy, and clip them to the bounds.
+
+    Args:
+        noise: the standard deviation, as a share of half the range of actions; one number, or one for each slot.
+    """
+
+    def __init__(self, noise: Any = 0.1) -> None:
+        super().__init__(noise=noise)
+
+    def choose(self, distribution: Distribution, outputs: Array, random: np.random.Generator) -> Array:
+        if not isinstance(distribution, Deterministic):
+            raise ConfigError(f"noise is added to the actions of a deterministic policy, not of {distribution!r}")
+        deviation = self.knobs["noise"]
+        noise = random.standard_normal(outputs.shape, np.float32) * (
+            deviation[:, None] if deviation.ndim else deviation
+        )
+        return distribution.scaled(np.clip(np.tanh(outputs) + noise, -1, 1))
 
 
 class UniformWarmUp(Explorer):

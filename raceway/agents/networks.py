@@ -284,9 +284,9 @@ class QEnsemble(nn.Module):
         self.encoder = Encoder(observation_space, flatten_small_images=flatten_small_images)
         self.members = Ensemble(num, [self.encoder.size + math.prod(action_space.shape or ()), *hidden])
 
-    def forward(self, obs: Any, action: Tensor) -> Tensor:
-        """Return Q(s, a) of every critic, [E, N]."""
-        return self.members([self.encoder(obs), action if action.ndim == 2 else action.flatten(1)])
+    def forward(self, obs: Any, action: Tensor, num: int | None = None) -> Tensor:
+        """Return Q(s, a) of every critic, or of the first `num`, [E, N]."""
+        return self.members([self.encoder(obs), action if action.ndim == 2 else action.flatten(1)], num)
 
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}

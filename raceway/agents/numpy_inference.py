@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from raceway.agents.distributions import Categorical, Distribution, Gaussian, SquashedGaussian
+from raceway.agents.distributions import Bounded, Categorical, Deterministic, Distribution, Gaussian, SquashedGaussian
 from raceway.agents.networks import ActionHead, Encoder
 from raceway.autograd.fast_paths import fast_paths_enabled
 from raceway.autograd.layers import Layers
@@ -40,7 +40,7 @@ class NumpyActor:
     def __init__(
         self,
         network: Any,
-        distribution: Categorical | Gaussian | SquashedGaussian,
+        distribution: Categorical | Gaussian | Bounded,
         random: np.random.Generator | None,
     ) -> None:
         encoder, *rest = network
@@ -58,7 +58,7 @@ class NumpyActor:
         if self.normaliser is not None:
             self._mean = encoder.normaliser.mean.numpy()[:, None].copy()
             self._scale = (1 / encoder.normaliser.deviation.numpy())[:, None]
-        self.squashed = isinstance(distribution, SquashedGaussian)
+        self.squashed = isinstance(distribution, Bounded)
         fixed = not (self.discrete or self.squashed)  # deviations that are the same for all observations
         self.deviations = np.exp(rest[-1].log_std.detach().numpy()) if fixed else None
         self.last_outputs = np.empty(0)
@@ -139,7 +139,7 @@ def make_numpy_actor(
     """
     if not fast_paths_enabled() or any(tensor.device.type != "cpu" for tensor in network.parameters()):
         return None
-    if type(distribution) not in (Categorical, Gaussian, SquashedGaussian) or not _is_plain(network):
+    if type(distribution) not in (Categorical, Gaussian, SquashedGaussian, Deterministic) or not _is_plain(network):
         return None
     if type(distribution) is Gaussian and type(list(network.children())[-1]) is not ActionHead:
         return None

@@ -27,7 +27,7 @@ class EnsembleLinear(nn.Module):
         self.bias = nn.Parameter(torch.stack([layer.bias.detach()[None] for layer in layers]))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.baddbmm(self.bias, x, self.weight)
+        return torch.baddbmm(self.bias[: len(x)], x, self.weight[: len(x)])
 
 
 class Ensemble(nn.Module):
@@ -43,23 +43,28 @@ class Ensemble(nn.Module):
         self.num = num
         self.layers = nn.ModuleList(EnsembleLinear(num, *pair) for pair in pairwise([*sizes, 1]))
 
-    def forward(self, parts: Sequence[Tensor]) -> Tensor:
-        """Return the outputs, [E, N], for an input that is given in parts, [N, ...] each."""
-        tapes = [tape_for(part) for part in parts]
+    def forward(self, parts: Sequence[Tensor], num: int | None = None) -> Tensor:
+        """Return the outputs, [E, N], for an input that is given in parts, [N, ...] each.
+
+        Args:
+            parts: the parts of the input.
+            num: the number of networks that are computed, the first ones; by default all.
+        """
+        num, tapes = num or self.num, [tape_for(part) for part in parts]
         if all(tapes) or all(map(can_use_numpy, parts)):
-            return self._run_in_numpy(parts, tapes[0])
+            return self._run_in_numpy(parts, tapes[0], num)
         x = torch.cat(list(parts), -1)
-        x = x.expand(self.num, *x.shape)
+        x = x.expand(num, *x.shape)
         for layer in self.layers[:-1]:
             x = layer(x).relu()
         return self.layers[-1](x).squeeze(-1)
 
-    def _run_in_numpy(self, parts: Sequence[Tensor], tape: Tape | None) -> Tensor:
+    def _run_in_numpy(self, parts: Sequence[Tensor], tape: Tape | None, num: int) -> Tensor:
         x = np.concatenate([part.detach().numpy() for part in parts], -1)
         weights: list[Array] = [layer.weight.detach().numpy() for layer in self.layers]  # type: ignore[operator]
         biases: list[Array] = [layer.bias.detach().numpy() for layer in self.layers]  # type: ignore[operator]
         large = products.is_large(len(x), [weight[0] for weight in weights])
-        passes = [_Member([w[e] for w in weights], [b[e, 0] for b in biases], x, large) for e in range(self.num)]
+        passes = [_Member([w[e] for w in weights], [b[e, 0] for b in biases], x, large) for e in range(num)]
         outputs = np.stack([member.outputs[-1][:, 0] for member in passes])
         if tape is None:
             return torch.from_numpy(outputs)

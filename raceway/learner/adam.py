@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raceway.autograd.row_blocks import run_blocks, thread_blocks
+from raceway.autograd.row_blocks import run_blocks, split_rows, thread_blocks
 
 _BLOCK_SIZE = 1 << 17  # of the vector, if blocks are computed on threads
 _MIN_FUSED = 1 << 15  # from which one pass over the memory matters more than the time to start it
@@ -75,15 +75,19 @@ class Adam:
             vector.values[block].addcdiv_(first, second.sqrt().div_(scale).add_(self.epsilon), value=-lr)
 
         for vector in self.vectors:
-            run_blocks(update, thread_blocks(len(vector.values), _BLOCK_SIZE))
+            num = len(vector.values)
+            # The last bits of the fused operation depend on how the vector is split, so threads must not matter.
+            run_blocks(update, (split_rows if num >= _MIN_FUSED else thread_blocks)(num, _BLOCK_SIZE))
 
     def _fused_update(self, vector: _FlatParameters, block: slice) -> None:
         """Do the same by torch's operation, which passes over the memory once instead of eight times."""
-        columns = ([part[block]] for part in (vector.values, vector.gradient, vector.first, vector.second))
+        values, gradient, first, second = (
+            [part[block]] for part in (vector.values, vector.gradient, vector.first, vector.second)
+        )
         beta1, beta2 = self.betas
         torch._fused_adam_(
-            *columns, [], [torch.tensor(float(self.steps))], lr=self.lr, beta1=beta1, beta2=beta2, weight_decay=0.0,
-            eps=self.epsilon, amsgrad=False, maximize=False,
+            values, gradient, first, second, [], [torch.tensor(float(self.steps))], lr=self.lr, beta1=beta1,
+            beta2=beta2, weight_decay=0.0, eps=self.epsilon, amsgrad=False, maximize=False,
         )  # fmt: skip
 
     def state(self) -> Any:

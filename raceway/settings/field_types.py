@@ -50,6 +50,7 @@ class Called:
 Count = Annotated[int, Accepts("a whole number from 0", lambda value: value >= 0)]
 PositiveInt = Annotated[int, Accepts("a whole number from 1", lambda value: value >= 1)]
 PositiveFloat = Annotated[float, Accepts("a number above 0", lambda value: value > 0)]
+NonNegativeFloat = Annotated[float, Accepts("a number from 0", lambda value: value >= 0)]
 Fraction = Annotated[float, Accepts("a number from 0 to 1", lambda value: 0 <= value <= 1)]
 Discount = Annotated[
     float,

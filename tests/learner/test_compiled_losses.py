@@ -32,9 +32,9 @@ def batch(num_rows: int, seed: int = 0) -> Batch:
     return rows | {name: random.random(num_rows, np.float32) for name in ("reward", "discount")}
 
 
-def learner(*, compiled: bool = True, threads: int = 1) -> Learner:
+def learner(*, compiled: bool = True, threads: int = 1, width: int = 16) -> Learner:
     algorithm = find_algorithm("sac")
-    agent = build_agent(algorithm.agent, Spaces(OBS, ACTIONS), algorithm.settings(hidden=(16, 16)))
+    agent = build_agent(algorithm.agent, Spaces(OBS, ACTIONS), algorithm.settings(hidden=(width, width)))
     return Learner(agent, 1e-2, threads, seed=5, compiled=compiled)
 
 
@@ -81,8 +81,9 @@ def test_gradients_and_metrics_are_the_means_of_those_of_torch_over_blocks(name:
     assert torch.equal(trained.random.get_state(), after)
 
 
-def test_threads_and_a_copy_on_another_process_change_nothing() -> None:
-    one, two = learner(), learner(threads=2)
+@pytest.mark.parametrize("width", [16, 256])
+def test_threads_and_a_copy_on_another_process_change_nothing(width: int) -> None:
+    one, two = learner(width=width), learner(width=width, threads=2)
     assert train(one) == train(two)
     assert not refused(one)
     copied = pickle.loads(pickle.dumps(one))
