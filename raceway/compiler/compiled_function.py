@@ -12,6 +12,7 @@ from torch import Tensor
 from raceway.compiler import operators  # noqa: F401 - registers them
 from raceway.compiler.conversion import Converter
 from raceway.compiler.graph import Graph
+from raceway.compiler.product_operators import PRODUCTS
 from raceway.compiler.recording import NotCompilable, Recording
 
 _ERRORS_ONLY = 3
@@ -48,6 +49,8 @@ class CompiledFunction:
         """The names of the inputs that matter."""
         self.draws = {name: draw for name, draw in draws.items() if name in self.inputs}
         """The random numbers that are inputs."""
+        self.is_large = any(operation.name in PRODUCTS for operation in recording.operations)
+        """Whether it computes for long enough to be worth a thread."""
 
 
 class Call:

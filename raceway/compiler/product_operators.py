@@ -9,6 +9,9 @@ import torch
 from raceway.compiler.conversion import Converter, conversion
 from raceway.compiler.recording import NotCompilable, Operation
 
+PRODUCTS = {"addmm", "mm", "bmm", "baddbmm"}
+"""The names of the products."""
+
 
 @conversion("addmm")
 def _addmm(c: Converter, op: Operation) -> str:

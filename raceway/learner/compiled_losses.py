@@ -169,8 +169,12 @@ class _CompiledLoss:
         arrays = {name: leaf.numpy() for name, leaf in _leaves(batch)}
         for block in self._blocks:
             block.set_batch(arrays)
-        run_parallel(_Block.run, self._blocks)
         first, *others = self._blocks
+        if first.is_large:
+            run_parallel(_Block.run, self._blocks)
+        else:
+            for block in self._blocks:
+                block.run()
         for block in others:
             torch._foreach_add_(first.gradients, block.gradients)
         numbers = {name: sum(float(block.numbers[name]) for block in self._blocks) for name in first.numbers}
@@ -207,6 +211,7 @@ class _Block:
 
     def __init__(self, loss: _Loss, rows: slice, columns: Mapping[str, np.ndarray]) -> None:
         self.rows, self._call, self._with_gradient = rows, Call(loss.function), list(loss.gradients)
+        self.is_large = loss.function.is_large
         self.numbers = {name: np.zeros(number.shape, _dtype(number)) for name, number in loss.numbers.items()}
         self.gradients: list[Tensor] = []
         """One for every parameter."""
