@@ -74,9 +74,9 @@ class TrainingConfig(OutputConfig, OptimiserConfig, WorkerConfig, EnvironmentCho
             "max_grad_norm": self.max_grad_norm,
             "epsilon": self.adam_epsilon,
             "device": resolve_device(self.device),
+            "compiled": self.compile_losses,
         }
         settings["remote"] = getattr(self, "learner_on", "driver") != "driver"
-        settings["compiled"] = getattr(self, "compile_losses", False)
         settings["counts_updates"] = self.progress is UPDATES
         seed = derive_seed(self.seed, Purpose.LEARNER)
         lr = self.linear_schedule(self.lr, self.lr_end)

@@ -70,9 +70,6 @@ class ReplayConfig(AlgorithmConfig):
     """Where the learner runs: driver, thread (a separate thread), or actor (a separate actor)."""
     learner_queue: PositiveInt = 1
     """Queue size, in batches, of a learner on a thread or an actor."""
-    compile_losses: bool = False
-    """Compile the losses and their gradients, on the CPU: faster, above all with wide layers and several
-    learner_threads. Affects the last bits of the results."""
 
     @property
     def updates_per_round(self) -> int:
@@ -115,9 +112,6 @@ class ActorReplayConfig(ReplayConfig):
     """Share τ of the trained weights in each update of the target networks."""
     target_every: PositiveInt = 1
     """Update the target networks every N gradient steps."""
-    compile_losses: bool = True
-    """Compile the losses and their gradients, on the CPU: faster, above all with wide layers and several
-    learner_threads. Affects the last bits of the results."""
     learner_threads: PositiveInt = 2
     """CPU threads of the learner. Does not affect the results of compiled losses."""
 

@@ -59,30 +59,24 @@ class Call:
     def __init__(self, function: CompiledFunction) -> None:
         self.function = function
         self._binding: Any = function.session.io_binding()
-        self._arrays: dict[str, np.ndarray] = {}
-        for name in function.draws:
-            self.bind_input(name, np.empty_like(function.draws[name].result.numpy()))
+        self.arrays: dict[str, np.ndarray] = {}
+        """The memory of inputs and outputs, by name."""
 
     def bind_input(self, name: str, array: np.ndarray) -> None:
         """Read an input from the memory of a contiguous array."""
-        self._arrays[name] = array
+        self.arrays[name] = array
         self._binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
 
     def bind_output(self, name: str, array: np.ndarray) -> None:
         """Write an output to the memory of a contiguous array."""
-        self._arrays[name] = array
+        self.arrays[name] = array
         self._binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
 
     def copy_input(self, name: str, array: np.ndarray) -> None:
         """Copy an input for the next call: for small ones, binding takes longer."""
-        if name not in self._arrays:
+        if name not in self.arrays:
             self.bind_input(name, np.empty_like(array, order="C"))
-        np.copyto(self._arrays[name], array)
-
-    def draw(self) -> None:
-        """Draw the random numbers of the next call."""
-        for name, draw in self.function.draws.items():
-            np.copyto(self._arrays[name], draw().numpy())
+        np.copyto(self.arrays[name], array)
 
     def run(self) -> None:
         """Compute the outputs."""

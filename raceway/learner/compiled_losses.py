@@ -6,7 +6,7 @@ update as to compute them. A graph has neither, and several threads can compute 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import FunctionType
@@ -21,23 +21,25 @@ from raceway.autograd.fast_paths import without_fast_paths
 from raceway.autograd.row_blocks import run_parallel, split_rows
 from raceway.autograd.tape import use_tape
 from raceway.compiler.compiled_function import Call, CompiledFunction
-from raceway.compiler.recording import NotCompilable, record
+from raceway.compiler.recording import Draw, NotCompilable, record
 from raceway.learner.active_objectives import ActiveObjective
 from raceway.learner.objectives import Loss, LossOutput, check_loss_output
 from raceway.rl import Batch, tree_map
 
-BLOCK_ROWS = 128
-_WEIGHTS, _COLUMN, _PRIORITIES = "weights.", "batch.", "priorities"
+BLOCK_ROWS, SMALL_BLOCK_ROWS = 128, 1024
+"""The number of rows in a block, with and without large layers."""
+_MIN_WEIGHTS = 1 << 14  # of a large layer
 _TOLERANCE = 1e-3  # of gradients
-_MAX_SIZES = 8  # numbers of rows that are compiled for an objective: batches whose size varies are not
+_MAX_SIZES = 8  # of batches that are compiled for an objective: those whose size varies are not
+_WEIGHTS, _COLUMN, _PRIORITIES = "weights.", "batch.", "priorities"
 
 
 class CompiledLosses:
     """The compiled losses of a learner.
 
-    A loss must be a mean over the rows of the batch, as it is computed for blocks of them. It may add columns to the
-    batch for the objectives after it. What it reads besides the agent, its target networks, the batch and random
-    numbers must be constant. A loss for which a graph gives other gradients than torch is not compiled.
+    What a loss reads besides the agent, its target networks, the batch and random numbers must be constant. It may add
+    columns to the batch for the objectives after it. A loss that is a mean over the rows of the batch is computed in
+    blocks of them. One for which a graph gives other gradients than torch is not compiled.
 
     Args:
         agent: the agent.
@@ -45,7 +47,7 @@ class CompiledLosses:
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
-        self._compiled: dict[tuple[str, int], _CompiledLoss] = {}  # by objective and number of rows
+        self._compiled: dict[tuple[str, torch.Size], _CompiledLoss] = {}  # by objective and shape of the actions
         self.refused: dict[str, str] = {}
         """The reasons for which objectives are not compiled, by name."""
 
@@ -59,11 +61,11 @@ class CompiledLosses:
 
         Columns that the loss adds are added to the batch. Returns None if the loss cannot be compiled.
         """
-        key = objective.name, len(batch["action"])
+        key = objective.name, batch["action"].shape
         compiled = self._compiled.get(key)
         if compiled is not None and compiled.loss is loss:
             return compiled(batch)
-        if objective.name in self.refused or not self._can_compile(objective, loss, batch):
+        if objective.name in self.refused or not self._can_compile(objective, loss):
             return None
         try:
             with objective.isolated():
@@ -73,11 +75,14 @@ class CompiledLosses:
             return None
         return compiled(batch)
 
-    def _can_compile(self, objective: ActiveObjective, loss: Loss, batch: Batch) -> bool:
-        """Whether a loss is a function, for batches of transitions of a few sizes."""
-        sizes = sum(name == objective.name for name, _ in self._compiled)
-        same_length = len({leaf.shape[:1] for _, leaf in _leaves(batch)}) == 1
-        return sizes < _MAX_SIZES and same_length and not self.agent.actor.recurrent and _is_plain(loss)
+    def num_blocks(self, objective: str) -> list[int]:
+        """Return the number of blocks in which each size of batch is computed."""
+        return [len(compiled.blocks) for (name, _), compiled in self._compiled.items() if name == objective]
+
+    def _can_compile(self, objective: ActiveObjective, loss: Loss) -> bool:
+        """Whether a loss is a function, for batches of a few sizes."""
+        num_sizes = sum(name == objective.name for name, _ in self._compiled)
+        return num_sizes < _MAX_SIZES and not self.agent.actor.recurrent and _is_plain(loss)
 
 
 class _Loss(NamedTuple):
@@ -97,36 +102,44 @@ class _CompiledLoss:
     """One loss, for batches of one size."""
 
     def __init__(
-        self,
-        agent: Agent,
-        objective: ActiveObjective,
-        loss: Loss,
-        batch: Batch,
-        random: torch.Generator,
+        self, agent: Agent, objective: ActiveObjective, loss: Loss, batch: Batch, random: torch.Generator
     ) -> None:
-        num_rows = len(batch["action"])
-        self.agent, self.objective, self.loss = agent, objective, loss
+        self.agent, self.objective, self.loss, self._random = agent, objective, loss, random
         self._weights = _weights(agent)
-        rows = split_rows(num_rows, BLOCK_ROWS)
-        sizes = {block.stop - block.start for block in rows}
-        losses = {size: self._compile(_first_rows(batch, size), size / num_rows, random) for size in sizes}
-        compiled = [losses[block.stop - block.start] for block in rows]
-        self._output, self._columns = (
-            compiled[0].output,
-            {
-                name: np.empty((num_rows, *column.shape[1:]), _dtype(column))
-                for name, column in compiled[0].columns.items()
-            },
-        )
-        self._blocks = [_Block(*entry, self._columns) for entry in zip(compiled, rows, strict=True)]
         self._addresses: list[int] = []
-        self._compare_with_torch(tree_map(lambda column: column.flip(0), dict(batch)), random)
+        large = any(parameter.numel() >= _MIN_WEIGHTS for parameter in objective.parameters)
+        blocks = split_rows(len(batch["action"]), BLOCK_ROWS if large else SMALL_BLOCK_ROWS)
+        has_rows = len({leaf.shape[:1] for _, leaf in _leaves(batch)}) == 1
+        self._set_blocks(batch, blocks if has_rows and len(blocks) > 1 else [slice(None)])
+        example = _perturbed(batch)
+        self._compare_with_torch(example)
+        if len(self.blocks) > 1 and not self._is_mean_over_rows(example):
+            self._set_blocks(batch, [slice(None)])
 
-    def _compile(self, rows: Batch, share: float, random: torch.Generator) -> _Loss:
-        """Compile the loss for some rows."""
+    def _set_blocks(self, batch: Batch, blocks: list[slice]) -> None:
+        """Compile the loss for blocks of rows; a block of `slice(None)` is the whole batch."""
+        total = len(batch["action"])
+        sizes = [total if block.stop is None else block.stop - block.start for block in blocks]
+        losses: dict[int, _Loss] = {}
+        for size, block in zip(sizes, blocks, strict=True):
+            if size not in losses:
+                losses[size] = self._compile(_rows_of(batch, block), size / total)
+        self._output = losses[sizes[0]].output
+        self._columns = {
+            name: np.empty((total, *column.shape[1:]), _dtype(column))
+            for name, column in losses[sizes[0]].columns.items()
+        }
+        self.blocks = [
+            _Block(losses[size], block, size / total, size, self._columns)
+            for size, block in zip(sizes, blocks, strict=True)
+        ]
+        self._addresses = []
+
+    def _compile(self, rows: Batch, share: float) -> _Loss:
+        """Compile the loss for some rows, whose share of the batch this is."""
         inputs = self._weights | dict(_leaves(rows))
-        with _drawing_nothing(random):
-            recording = record(partial(self._loss_and_gradients, rows, share, random), list(inputs.values()))
+        with _drawing_nothing(self._random):
+            recording = record(partial(self._loss_and_gradients, rows, share), list(inputs.values()))
         output, numbers, gradients, columns = recording.result
         weights = _weights(self.agent)
         if any(weights[name] is not tensor for name, tensor in self._weights.items()):
@@ -138,9 +151,9 @@ class _CompiledLoss:
         outputs = numbers | {f"gradient {index}": gradient for index, gradient in indices.items()} | columns
         return _Loss(CompiledFunction(recording, inputs, outputs), output, numbers, indices, columns)
 
-    def _loss_and_gradients(self, rows: Batch, share: float, random: torch.Generator) -> Any:
+    def _loss_and_gradients(self, rows: Batch, share: float) -> Any:
         known = set(rows)
-        output = check_loss_output(self.objective.call(self.loss, self.agent, rows, random), self.objective.name)
+        output = check_loss_output(self.objective.call(self.loss, self.agent, rows, self._random), self.objective.name)
         numbers = {"loss": output.value * share}
         numbers |= {_metric(name): entry * share for name, entry in output.metrics.items() if isinstance(entry, Tensor)}
         gradients = torch.autograd.grad(numbers["loss"], self.objective.parameters, allow_unused=True)
@@ -149,35 +162,49 @@ class _CompiledLoss:
             columns[_PRIORITIES] = output.priorities
         return output, numbers, gradients, columns
 
-    def _compare_with_torch(self, batch: Batch, random: torch.Generator) -> None:
-        """Refuse a graph that gives other gradients than torch, for other rows than those that it was recorded with."""
-        self._bind_memory()
-        block = self._blocks[0]
-        with _drawing_nothing(random):
-            block.set_batch({name: leaf.numpy() for name, leaf in _leaves(batch)})
-            block.run()
-        rows, share = tree_map(lambda column: column[block.rows], batch), block.rows.stop / len(batch["action"])
-        with _drawing_nothing(random), without_fast_paths(), use_tape(None):
-            expected = self._loss_and_gradients(rows, share, random)[2]
-        for gradient, wanted in zip(block.gradients, expected, strict=True):
-            if wanted is not None and (gradient - wanted).abs().max() > _TOLERANCE * (wanted.abs().max() + _TOLERANCE):
-                raise NotCompilable("its graph gives other gradients than torch")
+    def _compare_with_torch(self, batch: Batch) -> None:
+        """Refuse a graph that gives other gradients than torch, for another batch than it was recorded with."""
+        block = self.blocks[0]
+        with _drawing_nothing(self._random):
+            self(dict(batch), only_first=True)
+        with _drawing_nothing(self._random), without_fast_paths(), use_tape(None):
+            expected = self._loss_and_gradients(_rows_of(batch, block.rows), block.share)[2]
+        if not all(map(_are_close, block.gradients, expected)):
+            raise NotCompilable("its graph gives other gradients than torch")
 
-    def __call__(self, batch: Batch) -> LossOutput:
-        """Set the gradients, add the columns to the batch, and return what the loss returns."""
+    def _is_mean_over_rows(self, batch: Batch) -> bool:
+        """Whether the gradients of all rows are the sum of those of the blocks, with the same random numbers."""
+        with _drawing_nothing(self._random):
+            self(dict(batch))
+        gradients = [gradient.clone() for gradient in self.blocks[0].gradients]
+        whole = _Block(self._compile(dict(batch), 1.0), slice(None), 1.0, len(batch["action"]), {})
+        whole.bind_memory(self._weights, [torch.zeros_like(gradient) for gradient in gradients])
+        whole.set_batch(dict(_arrays(batch)))
+        whole.join_random(self.blocks)
+        whole.run()
+        return all(map(_are_close, gradients, whole.gradients))
+
+    def __call__(self, batch: Batch, *, only_first: bool = False) -> LossOutput:
+        """Set the gradients, add the columns to the batch, and return what the loss returns.
+
+        Args:
+            batch: the batch.
+            only_first: leave out all blocks but the first.
+        """
         self._bind_memory()
-        arrays = {name: leaf.numpy() for name, leaf in _leaves(batch)}
-        for block in self._blocks:
+        arrays = dict(_arrays(batch))
+        first, *others = blocks = self.blocks[:1] if only_first else self.blocks
+        for block in blocks:
             block.set_batch(arrays)
-        first, *others = self._blocks
+            block.draw(None if block is first else first)
         if first.is_large:
-            run_parallel(_Block.run, self._blocks)
+            run_parallel(_Block.run, blocks)
         else:
-            for block in self._blocks:
+            for block in blocks:
                 block.run()
         for block in others:
             torch._foreach_add_(first.gradients, block.gradients)
-        numbers = {name: sum(float(block.numbers[name]) for block in self._blocks) for name in first.numbers}
+        numbers = {name: sum(float(block.numbers[name]) for block in blocks) for name in first.numbers}
         metrics = {name: numbers.get(_metric(name), entry) for name, entry in self._output.metrics.items()}
         columns = {name: torch.from_numpy(column) for name, column in self._columns.items()}
         priorities = columns.pop(_PRIORITIES, None)
@@ -190,35 +217,30 @@ class _CompiledLoss:
         addresses = [tensor.data_ptr() for tensor in (*self._weights.values(), *gradients)]  # type: ignore[union-attr]
         if addresses != self._addresses:
             self._addresses = addresses
-            for index, block in enumerate(self._blocks):
+            for index, block in enumerate(self.blocks):
                 own = gradients if index == 0 else list(map(torch.zeros_like, gradients))  # type: ignore[arg-type]
                 block.bind_memory(self._weights, own)  # type: ignore[arg-type]
-
-
-@contextmanager
-def _drawing_nothing(random: torch.Generator) -> Iterator[None]:
-    """Leave generators as they were: a run that is resumed compiles once more."""
-    before = random.get_state(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.set_state(before[0])
-        torch.set_rng_state(before[1])
 
 
 class _Block:
     """Some rows of a batch, and what a loss returns for them."""
 
-    def __init__(self, loss: _Loss, rows: slice, columns: Mapping[str, np.ndarray]) -> None:
-        self.rows, self._call, self._with_gradient = rows, Call(loss.function), list(loss.gradients)
-        self.is_large = loss.function.is_large
+    def __init__(
+        self, loss: _Loss, rows: slice, share: float, num_rows: int, columns: Mapping[str, np.ndarray]
+    ) -> None:
+        self.rows, self.share, self._num_rows, self.is_large = rows, share, num_rows, loss.function.is_large
+        self._call, self._with_gradient = Call(loss.function), list(loss.gradients)
         self.numbers = {name: np.zeros(number.shape, _dtype(number)) for name, number in loss.numbers.items()}
         self.gradients: list[Tensor] = []
         """One for every parameter."""
+        self._columns = {
+            name: columns[name][rows] if name in columns else np.empty(column.shape, _dtype(column))
+            for name, column in loss.columns.items()
+        }
         inputs = loss.function.inputs
         self._weights = [name for name in inputs if name.startswith(_WEIGHTS)]
         self._leaves = [name for name in inputs if name.startswith(_COLUMN)]
-        for name, array in [*self.numbers.items(), *((name, column[rows]) for name, column in columns.items())]:
+        for name, array in [*self.numbers.items(), *self._columns.items()]:
             self._call.bind_output(name, array)
 
     def bind_memory(self, weights: Mapping[str, Tensor], gradients: list[Tensor]) -> None:
@@ -230,14 +252,39 @@ class _Block:
         self.gradients = gradients
 
     def set_batch(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Use its rows of a batch, and new random numbers, in the next call."""
+        """Use its rows of a batch in the next call."""
         for name in self._leaves:
             self._call.copy_input(name, arrays[name][self.rows])
-        self._call.draw()
+
+    def draw(self, first: _Block | None = None) -> None:
+        """Draw the random numbers of the next call. Those that are not by row are the same as in the first block."""
+        for name, draw in self._call.function.draws.items():
+            drawn = draw().numpy() if first is None or self._is_by_row(draw) else first._call.arrays[name]
+            self._call.copy_input(name, drawn)
+
+    def join_random(self, blocks: Sequence[_Block]) -> None:
+        """Use the random numbers of the last call for these blocks, which are all rows, in the next one for all."""
+        for name, draw in self._call.function.draws.items():
+            arrays = [block._call.arrays[name] for block in blocks]
+            self._call.copy_input(name, np.concatenate(arrays) if self._is_by_row(draw) else arrays[0])
+
+    def _is_by_row(self, draw: Draw) -> bool:
+        return draw.result.shape[:1] == (self._num_rows,)
 
     def run(self) -> None:
         """Compute the gradients, the numbers and the columns."""
         self._call.run()
+
+
+@contextmanager
+def _drawing_nothing(random: torch.Generator) -> Iterator[None]:
+    """Leave generators as they were: a run that is resumed compiles once more."""
+    before = random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.set_state(before[0])
+        torch.set_rng_state(before[1])
 
 
 def _weights(agent: Agent) -> dict[str, Tensor]:
@@ -259,8 +306,34 @@ def _leaves(batch: Batch, prefix: str = _COLUMN) -> Iterator[tuple[str, Tensor]]
             yield f"{prefix}{name}", column
 
 
-def _first_rows(batch: Batch, num: int) -> Batch:
-    return tree_map(lambda column: column[:num], dict(batch))
+def _arrays(batch: Batch) -> Iterator[tuple[str, np.ndarray]]:
+    return ((name, leaf.numpy()) for name, leaf in _leaves(batch))
+
+
+def _rows_of(batch: Batch, rows: slice) -> Batch:
+    return tree_map(lambda column: column[rows], dict(batch))
+
+
+def _perturbed(batch: Batch) -> Batch:
+    """Return another batch of the same size: rows in reverse order, and numbers that are scaled each by another factor.
+
+    So columns that happen to be constant, such as weights or masks, are not.
+    """
+    random = torch.Generator().manual_seed(0)
+
+    def perturb(column: Tensor) -> Tensor:
+        if column.dtype == torch.bool:
+            return torch.rand(column.shape, generator=random) < 0.5
+        flipped = column.flip(0)
+        return flipped * (0.5 + torch.rand(column.shape, generator=random)) if column.is_floating_point() else flipped
+
+    return tree_map(perturb, dict(batch))
+
+
+def _are_close(gradient: Tensor, expected: Tensor | None) -> bool:
+    if expected is None:
+        return True
+    return not (gradient - expected).abs().max() > _TOLERANCE * (expected.abs().max() + _TOLERANCE)
 
 
 def _dtype(tensor: Tensor) -> Any:

@@ -162,7 +162,9 @@ class OptimiserConfig:
     device: str = "auto"
     """Device of the learner: cpu, cuda, or auto (cuda if available)."""
     learner_threads: PositiveInt = 1
-    """CPU threads of the learner. Affects the last bits of the results."""
+    """CPU threads of the learner. Affects the last bits of the results, unless losses are compiled."""
+    compile_losses: bool = True
+    """Compile losses and their gradients where that is possible, on the CPU. Affects the last bits of the results."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,10 @@ from torch import Tensor
 from raceway.agents import Spaces, build_agent
 from raceway.algorithms import find_algorithm
 from raceway.algorithms.sac import SoftActorCritic, actor_loss, critics_loss, temperature_loss
+from raceway.injection import injected
 from raceway.learner.compiled_losses import BLOCK_ROWS
 from raceway.learner.learner import Learner, tensors_of
-from raceway.learner.objectives import LossOutput, Objective, Target
+from raceway.learner.objectives import LossAndMetrics, LossOutput, Objective, Target
 from raceway.rl import Batch, tree_map
 
 OBS, ACTIONS = gym.spaces.Box(-1, 1, (3,)), gym.spaces.Box(-2, 2, (2,))
@@ -52,7 +53,7 @@ def refused(trained: Learner) -> dict[str, str]:
 @pytest.mark.parametrize("num_rows", [32, 200, BLOCK_ROWS + 1])
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_gradients_and_metrics_are_the_means_of_those_of_torch_over_blocks(name: str, num_rows: int) -> None:
-    trained = learner()
+    trained = learner(width=128)  # large enough for blocks
     trained.prepare(OBJECTIVES, TARGETS)
     objective, agent = trained.objectives[name], trained.agent
     rows = tensors_of(batch(num_rows)) | {"new_log_prob": torch.linspace(-1, 1, num_rows)}
@@ -126,6 +127,55 @@ def test_other_losses_are_left_to_torch(loss: Any, reason: str | None) -> None:
     trained, plain = learner(), learner(compiled=False)
     assert train(trained, objectives()) == train(plain, objectives())
     assert reason is None or reason in refused(trained)["critics"]
+
+
+def sum_over_rows(agent: SoftActorCritic, rows: Batch) -> Tensor:
+    return agent.critics(rows["obs"], rows["action"]).square().sum()
+
+
+def masked_mean(agent: SoftActorCritic, rows: Batch) -> Tensor:
+    mask = rows["discount"]  # all the same in the first batch
+    return (agent.critics(rows["obs"], rows["action"]).square() * mask).sum() / mask.sum()
+
+
+def standardised(agent: SoftActorCritic, rows: Batch) -> Tensor:
+    rewards = rows["reward"] - rows["reward"].mean()
+    return (agent.critics(rows["obs"], rows["action"]) - rewards).square().mean()
+
+
+@pytest.mark.parametrize("loss", [sum_over_rows, masked_mean, standardised])
+def test_a_loss_that_is_no_mean_over_rows_is_not_split(loss: Any) -> None:
+    trained, plain = learner(width=128), learner(width=128, compiled=False)
+    for seed in range(3):
+        rows = batch(2 * BLOCK_ROWS, seed)
+        if seed == 0:
+            rows["discount"][:] = 1
+        for each in (trained, plain):
+            each.train({"critics": Objective(loss=loss)}, rows)
+    assert trained._compiled_losses is not None
+    assert trained._compiled_losses.num_blocks("critics") == [1]
+    for ours, theirs in zip(trained.agent.parameters(), plain.agent.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+
+
+def chosen_critic(agent: SoftActorCritic, rows: Batch, *, random: torch.Generator = injected) -> LossAndMetrics:
+    chosen = torch.rand(1, generator=random)
+    rows["chosen"] = (rows["reward"] * 0 + chosen).detach()
+    return (agent.critics(rows["obs"], rows["action"]) * chosen).mean(), {}
+
+
+def test_random_numbers_that_are_not_by_row_are_the_same_for_all_rows() -> None:
+    trained, objectives = learner(width=128), {"critics": Objective(loss=chosen_critic)}
+    trained.prepare(objectives)
+    chosen = []
+    for seed in range(2):
+        rows = tensors_of(batch(2 * BLOCK_ROWS, seed))
+        assert trained._run_compiled(trained.objectives["critics"], chosen_critic, rows) is not None
+        assert len(rows["chosen"].unique()) == 1
+        chosen.append(float(rows["chosen"][0]))
+    assert trained._compiled_losses is not None
+    assert trained._compiled_losses.num_blocks("critics") == [2]
+    assert chosen[0] != chosen[1]
 
 
 def with_priorities(agent: SoftActorCritic, rows: Batch) -> LossOutput:
