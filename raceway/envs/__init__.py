@@ -2,6 +2,17 @@
 
 from raceway.envs.atari import Atari, AtariSettings
 from raceway.envs.env_vector import UNKNOWN_SLOT, Score, Slots, SteppedSlots
+from raceway.envs.known_answers import (
+    BitFlipping,
+    Chain,
+    Coin,
+    Endless,
+    Identity,
+    LinearQuadratic,
+    RepeatPrevious,
+    SoftBandit,
+    TMaze,
+)
 from raceway.envs.make import EnvSettings, make_env, make_slots
 from raceway.envs.names import ALIASES, resolve_env_id
 from raceway.envs.native_vectors import CartPoleSlots, EnvPoolAtariSlots, EnvPoolSlots, VectorSlots
@@ -13,14 +24,23 @@ __all__ = [
     "UNKNOWN_SLOT",
     "Atari",
     "AtariSettings",
+    "BitFlipping",
     "CartPolePositions",
     "CartPoleSlots",
+    "Chain",
+    "Coin",
+    "Endless",
     "EnvPoolAtariSlots",
     "EnvPoolSlots",
     "EnvSettings",
+    "Identity",
+    "LinearQuadratic",
+    "RepeatPrevious",
     "Score",
     "Slots",
+    "SoftBandit",
     "SteppedSlots",
+    "TMaze",
     "VectorSlots",
     "assign_tasks",
     "has_tasks",
