@@ -19,6 +19,7 @@ LAYERS = [
     {"runner"},
     {"rl"},
     {"autograd", "checkpoints"},
+    {"compiler"},
     {"envs", "agents", "replay", "datasets"},
     {"learner"},
     {"rollouts"},
@@ -40,6 +41,7 @@ ONLY_IN = {
     "torchrl": "raceway/torchrl/",
     "tensordict": "raceway/torchrl/",
     "minari": "raceway/datasets/minari_format.py",
+    "onnxruntime": "raceway/compiler/",
 }
 NEVER_IN = {"torch": "raceway/flow/", "gymnasium": "raceway/flow/"}
 

@@ -1,4 +1,13 @@
-"""Reinforcement learning mathematics as small pure functions on arrays, and the batch that they work on."""
+"""Reinforcement learning mathematics as small pure functions on arrays, and the batch that they work on.
+
+The functions on tensors are loaded when they are first used: importing torch takes a second or more, and replay shards,
+environments and datasets do not need it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from raceway.rl.advantages import VTrace, generalised_advantages, v_trace
 from raceway.rl.baselines import baseline_advantages, linear_baseline
@@ -27,6 +36,27 @@ from raceway.rl.segments import Segments, find_segments, sequence_segments
 from raceway.rl.spaces import empty, fill, network_obs_space, row_of
 from raceway.rl.transitions import n_step_transitions, next_obs_of, sequences
 
+if TYPE_CHECKING:
+    from raceway.rl.distributional_targets import (
+        drop_largest,
+        expected_values,
+        project_distribution,
+        quantile_huber_loss,
+        quantile_midpoints,
+    )
+    from raceway.rl.targets import (
+        double_q_target,
+        inverse_value_rescaling,
+        q_lambda_returns,
+        q_target,
+        rescaled_target,
+        retrace,
+        sequence_priorities,
+        soft_target,
+        soft_value,
+        value_rescaling,
+    )
+
 __all__ = [
     "Batch",
     "Episodes",
@@ -40,12 +70,16 @@ __all__ = [
     "columns_with",
     "concat",
     "discounted_returns",
+    "double_q_target",
+    "drop_largest",
     "empty",
     "episode_sums",
+    "expected_values",
     "fill",
     "find_segments",
     "generalised_advantages",
     "has_segments",
+    "inverse_value_rescaling",
     "is_replayed",
     "joint",
     "layout_of",
@@ -56,12 +90,51 @@ __all__ = [
     "next_obs_of",
     "num_rows",
     "num_steps",
+    "project_distribution",
+    "q_lambda_returns",
+    "q_target",
+    "quantile_huber_loss",
+    "quantile_midpoints",
+    "rescaled_target",
+    "retrace",
     "row_of",
+    "sequence_priorities",
     "sequence_segments",
     "sequences",
+    "soft_target",
+    "soft_value",
     "split_episodes",
     "standardise_episodes",
     "tree_map",
     "v_trace",
+    "value_rescaling",
     "without_episode_columns",
 ]
+
+_MODULES = {
+    "drop_largest": "distributional_targets",
+    "expected_values": "distributional_targets",
+    "project_distribution": "distributional_targets",
+    "quantile_huber_loss": "distributional_targets",
+    "quantile_midpoints": "distributional_targets",
+    "double_q_target": "targets",
+    "inverse_value_rescaling": "targets",
+    "q_lambda_returns": "targets",
+    "q_target": "targets",
+    "rescaled_target": "targets",
+    "retrace": "targets",
+    "sequence_priorities": "targets",
+    "soft_target": "targets",
+    "soft_value": "targets",
+    "value_rescaling": "targets",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
