@@ -41,7 +41,7 @@ from raceway.ops import (
     Transitions,
     UpdatePriorities,
 )
-from raceway.rl import Batch, Fragment
+from raceway.rl import Batch, Fragment, double_q_target
 from raceway.settings.field_types import Fraction, PositiveInt
 
 
@@ -88,9 +88,9 @@ def loss(agent: Agent, batch: Batch) -> LossOutput:
     importance-sampling weight of the transition.
     """
     with torch.no_grad():
-        next_action = agent.actor(batch["next_obs"], {})[0].argmax(-1, keepdim=True)
-        next_q = agent.target.actor(batch["next_obs"], {})[0].gather(-1, next_action).squeeze(-1)
-        td_target = batch["reward"] + batch["discount"] * next_q
+        next_q_online = agent.actor(batch["next_obs"], {})[0]
+        next_q_target = agent.target.actor(batch["next_obs"], {})[0]
+        td_target = double_q_target(batch["reward"], batch["discount"], next_q_online, next_q_target)
     q_values = agent.actor(batch["obs"], {})[0].gather(-1, batch["action"][:, None]).squeeze(-1)
     losses = smooth_l1_loss(q_values, td_target, reduction="none") * batch["weight"]
     return LossOutput(losses.mean(), {"q_values": q_values.mean()}, priorities=(q_values - td_target).abs())

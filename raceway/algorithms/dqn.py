@@ -40,7 +40,7 @@ from raceway.ops import (
     TrainStats,
     replay_rows,
 )
-from raceway.rl import Batch, Fragment, LinearSchedule, masked_mean
+from raceway.rl import Batch, Fragment, LinearSchedule, masked_mean, q_target
 from raceway.settings.field_types import Count, Fraction, PositiveInt
 
 
@@ -75,8 +75,7 @@ def loss(agent: QAgent, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
     The batch is [N] or, for a recurrent network, sequences, [N, L], of which the mean leaves out burn-in and padding.
     """
     with torch.no_grad():
-        next_q = agent.target.next_q_values(batch).amax(-1)
-        td_target = batch["reward"] + batch["discount"] * next_q
+        td_target = q_target(batch["reward"], batch["discount"], agent.target.next_q_values(batch))
     q_values = agent.q_values(batch).gather(-1, batch["action"][..., None]).squeeze(-1)
     losses = smooth_l1_loss(q_values, td_target, reduction="none")
     return masked_mean(losses, batch), {"q_values": masked_mean(q_values, batch)}
