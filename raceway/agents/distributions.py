@@ -236,8 +236,12 @@ class Bounded(Distribution):
 
     def scaled_tensor(self, squashed: Tensor) -> Tensor:
         """Do the same in torch."""
-        scale, centre = (torch.from_numpy(part).to(squashed.device) for part in (self.scale, self.centre))
+        scale, centre = self._bounds(squashed.device)
         return squashed.reshape(*squashed.shape[:-1], *self.shape) * scale + centre
+
+    def _bounds(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return the scale and the centre as tensors: copies, since arrays from another process are read-only."""
+        return torch.tensor(self.scale, device=device), torch.tensor(self.centre, device=device)
 
 
 class Deterministic(Bounded):
@@ -336,7 +340,7 @@ class SquashedGaussian(Bounded):
     def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
         means, logs = params.tensor_split([self.num], -1)
         logs = logs.clamp(*self.LOG_STD_RANGE)
-        scale, centre = (torch.from_numpy(part).to(params.device) for part in (self.scale, self.centre))
+        scale, centre = self._bounds(params.device)
         squashed = ((actions - centre) / scale).reshape(means.shape)
         limit = 1 - torch.finfo(squashed.dtype).eps
         values = squashed.clamp(-limit, limit).atanh()

@@ -132,7 +132,7 @@ def thread_blocks(num: int, max_rows: int) -> list[slice]:
 def run_parallel(function: Callable[[S], T], blocks: Sequence[S]) -> list[T]:
     """Return the results of a function for every block: on the active threads, if there are any."""
     threads = _active.threads
-    if threads is not None and threads.num > 1:
+    if threads is not None and threads.num > 1 and len(blocks) > 1:
         return threads.map(function, blocks)
     return [function(block) for block in blocks]
 

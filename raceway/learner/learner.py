@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -105,11 +105,11 @@ class Learner:
         self.targets: TargetNetworks | None = None
         self._restored: dict[str, Any] = {}  # states of objectives and targets that are not prepared yet
         self._published: VersionedWeights | None = None
-        self.compiled = compiled and device == "cpu" and fast_paths_enabled()
+        self.compiled = compiled and device == "cpu" and fast_paths_enabled() and not agent.actor.recurrent
         self._compiled_losses: CompiledLosses | None = None
         # Other operations are so short that handing them over takes longer than torch's own threads do.
-        in_blocks = self.compiled or any(isinstance(module, nn.Conv2d) for module in agent.modules())
-        self._block_threads = BlockThreads(threads if in_blocks else 1)
+        self._block_threads = BlockThreads(threads)
+        self._has_convolutions = any(isinstance(module, nn.Conv2d) for module in agent.modules())
 
     def prepare(self, objectives: Mapping[str, Objective], targets: Sequence[Target] = ()) -> None:
         """Create the optimisers of objectives, and the target networks, unless they exist already."""
@@ -167,8 +167,10 @@ class Learner:
         for objective, _ in active:
             objective.set_lr(self.steps_before)
         metrics, priorities = [], None
-        with self._own_threads(), self.global_random.used_by(self.agent, [loss for _, loss in active]):
-            if layout_of(batch) is Layout.EPISODES:
+        episodes = layout_of(batch) is Layout.EPISODES
+        generator = self.global_random.used_by(self.agent, [loss for _, loss in active])
+        with self._own_threads(in_blocks=self.compiled and not episodes), generator:
+            if episodes:
                 if list(objectives) != [WHOLE_AGENT]:
                     names = ", ".join(objectives)
                     raise ConfigError(
@@ -347,14 +349,16 @@ class Learner:
             yield tree_map(lambda column, first=first, end=end: column[first:end], shuffled)
 
     @contextmanager
-    def _own_threads(self) -> Iterator[None]:
+    def _own_threads(self, in_blocks: bool = False) -> Iterator[None]:
+        """Compute with the learner's threads: blocks of rows on each, or else each operation of torch on all."""
+        in_blocks = (in_blocks or self._has_convolutions) and self.threads > 1 and fast_paths_enabled()
         before = torch.get_num_threads()
         # After an operation, torch's other threads spin for a while: they would compete with those of the blocks.
-        threads = self.threads if self._block_threads.num == 1 or not fast_paths_enabled() else 1
+        threads = 1 if in_blocks else self.threads
         if before != threads:
             torch.set_num_threads(threads)
         try:
-            with self._block_threads.active():
+            with self._block_threads.active() if in_blocks else nullcontext():
                 yield
         finally:
             if before != threads:

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from raceway.agents import Spaces
-from raceway.agents.builders import squashed_actor_and_critics
-from raceway.agents.distributions import Distribution, SquashedGaussian, distribution_for
+from raceway.agents.builders import deterministic_actor_and_critics, squashed_actor_and_critics
+from raceway.agents.distributions import Bounded, Deterministic, Distribution, SquashedGaussian, distribution_for
 from raceway.agents.networks import ACTIVATIONS, Normaliser, QEnsemble
 from raceway.agents.numpy_inference import make_numpy_actor
 from raceway.autograd import layers
@@ -108,6 +108,22 @@ def test_ensembles_and_squashed_samples(seed: int, hidden: tuple[int, ...], rows
 
 
 @few
+@given(seed=seeds, hidden=widths, rows=st.integers(1, 9), num=st.integers(1, 2))
+def test_ensembles_and_deterministic_actions(seed: int, hidden: tuple[int, ...], rows: int, num: int) -> None:
+    """Some critics on the actions of a deterministic policy, as TD3 uses them."""
+    torch.manual_seed(seed)
+    policy, critics = deterministic_actor_and_critics(Spaces(OBS, BOX), agent_settings(hidden=hidden))
+    obs, noise = torch.randn(rows, 3), torch.randn(rows, 2)
+    both = nn.ModuleList([policy, critics])
+
+    def loss() -> Tensor:
+        actions = policy.distribution.actions(policy(obs, {})[0], noise)
+        return (critics(obs, actions, num) - critics(obs, noise)[:num]).square().mean()
+
+    assert_same(both, loss)
+
+
+@few
 @given(seed=seeds, hidden=widths, rows=st.integers(1, 9), normalise=st.booleans(), sampled=st.booleans())
 @pytest.mark.parametrize("space", ["discrete", "box", "matrix", "squashed"])
 def test_acting(space: str, seed: int, hidden: tuple[int, ...], rows: int, normalise: bool, sampled: bool) -> None:
@@ -156,8 +172,8 @@ def test_adam(seed: int, clipped: bool, steps: int) -> None:
 
 def test_every_fast_layer_and_distribution_is_tested_above() -> None:
     assert set(layers.ACTIVATIONS) == set(ACTIVATIONS.values())
-    tested = {type(distribution_for(space)) for space in ACTION_SPACES.values()} | {SquashedGaussian}
-    assert tested == set(Distribution.__subclasses__())
+    tested = {type(distribution_for(space)) for space in ACTION_SPACES.values()} | {SquashedGaussian, Deterministic}
+    assert tested == {*Distribution.__subclasses__(), *Bounded.__subclasses__()} - {Bounded}
 
 
 # Another device, and the switch.
