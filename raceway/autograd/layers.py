@@ -90,10 +90,10 @@ class ForwardPass:
 
     def _forward(self, x: Array) -> list[Array]:
         """Return the input and the output of every layer."""
-        outputs = [x]
+        outputs, linear = [x], products.large_linear if self.large else products.small_linear
         for layer, weight, activation in zip(self.layers, self.weights, self.activations, strict=True):
-            bias = layer.bias.detach().numpy()
-            outputs.append(products.linear(outputs[-1], weight, bias, activation, self.large))
+            x = linear(x, weight, layer.bias.detach().numpy(), activation)
+            outputs.append(x)
         return outputs
 
     def backward(self, gradient: Array) -> None:
@@ -112,7 +112,7 @@ class ForwardPass:
     def _backward(self, gradient: Array, outputs: list[Array]) -> tuple[list[tuple[Array | None, Array]], Array]:
         """Return the gradients of weights and biases, of the last layer first, and of the input if it needs one."""
         gradients: list[tuple[Array | None, Array]] = []
-        rows = [output.reshape(-1, output.shape[-1]) for output in outputs]
+        rows = [output if output.ndim == 2 else output.reshape(-1, output.shape[-1]) for output in outputs]
         for index in reversed(range(len(self.layers))):
             gradient = products.activation_gradient(gradient, rows[index + 1], self.activations[index])
             weight = None

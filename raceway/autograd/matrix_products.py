@@ -55,8 +55,18 @@ def linear(x: Array, weight: Array, bias: Array, activation: str, large: bool) -
         activation: the name of the activation.
         large: whether the network `is_large`.
     """
-    if large and len(weight) > 1:
+    return (large_linear if large else small_linear)(x, weight, bias, activation)
+
+
+def large_linear(x: Array, weight: Array, bias: Array, activation: str) -> Array:
+    """Return the same for a large network."""
+    if len(weight) > 1:
         return _product(x, weight, torch.from_numpy(bias), activation)
+    return small_linear(x, weight, bias, activation)
+
+
+def small_linear(x: Array, weight: Array, bias: Array, activation: str) -> Array:
+    """Return the same for another network."""
     output = x @ weight.T
     output += bias
     if activation == "relu":

@@ -123,12 +123,6 @@ class _ThreadLocal(threading.local):
 _active = _ThreadLocal()
 
 
-def thread_blocks(num: int, max_rows: int) -> list[slice]:
-    """Split rows into blocks if there are threads that compute them, else return one block of all."""
-    several = _active.threads is not None and _active.threads.num > 1
-    return split_rows(num, max_rows if several else num)
-
-
 def run_parallel(function: Callable[[S], T], blocks: Sequence[S]) -> list[T]:
     """Return the results of a function for every block: on the active threads, if there are any."""
     threads = _active.threads

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from raceway.autograd.row_blocks import run_blocks, split_rows, thread_blocks
+from raceway.autograd.row_blocks import run_blocks, split_rows
 
 _BLOCK_SIZE = 1 << 17  # of the vector, if blocks are computed on threads
 _MIN_FUSED = 1 << 15  # from which one pass over the memory matters more than the time to start it
@@ -59,27 +60,24 @@ class Adam:
                 vector.gradient *= max_norm / norm
         return norm
 
+    @torch.no_grad()
     def step(self) -> None:
         """Take one gradient step."""
         self.steps += 1
         beta1, beta2 = self.betas
         scale, lr = math.sqrt(1 - beta2**self.steps), self.lr / (1 - beta1**self.steps)
-
-        def update(block: slice) -> None:
-            if len(vector.values) >= _MIN_FUSED:
-                self._fused_update(vector, block)
-                return
-            gradient, first, second = (part[block] for part in (vector.gradient, vector.first, vector.second))
+        for vector in self.vectors:
+            size = len(vector.values)
+            if size >= _MIN_FUSED:
+                # The last bits depend on how the vector is split, so threads must not matter.
+                run_blocks(partial(self._fused_step, vector), split_rows(size, _BLOCK_SIZE))
+                continue
+            gradient, first, second = vector.gradient, vector.first, vector.second
             first.lerp_(gradient, 1 - beta1)
             second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-            vector.values[block].addcdiv_(first, second.sqrt().div_(scale).add_(self.epsilon), value=-lr)
+            vector.values.addcdiv_(first, second.sqrt().div_(scale).add_(self.epsilon), value=-lr)
 
-        for vector in self.vectors:
-            num = len(vector.values)
-            # The last bits of the fused operation depend on how the vector is split, so threads must not matter.
-            run_blocks(update, (split_rows if num >= _MIN_FUSED else thread_blocks)(num, _BLOCK_SIZE))
-
-    def _fused_update(self, vector: _FlatParameters, block: slice) -> None:
+    def _fused_step(self, vector: _FlatParameters, block: slice) -> None:
         """Do the same by torch's operation, which passes over the memory once instead of eight times."""
         values, gradient, first, second = (
             [part[block]] for part in (vector.values, vector.gradient, vector.first, vector.second)
@@ -129,6 +127,9 @@ class _FlatParameters:
         self.zero_grad()
 
     def zero_grad(self) -> None:
-        run_blocks(lambda _: self.gradient.zero_(), [slice(None)])  # waking torch's threads would take longer
+        if len(self.gradient) < _MIN_FUSED:
+            self.gradient.zero_()
+        else:
+            run_blocks(lambda _: self.gradient.zero_(), [slice(None)])  # waking torch's threads would take longer
         for parameter, view in zip(self.parameters, self._gradient_views, strict=True):
             parameter.grad = view
