@@ -83,9 +83,11 @@ def _unused(cfg: Any, reason: str, *names: str) -> dict[str, str]:
     return {name: reason for name in names if getattr(cfg, name, None)}
 
 
-def squashed_actor_and_critics(spaces: Spaces, cfg: Any, num: int = 2) -> tuple[Policy, nn.Module]:
+def squashed_actor_and_critics(
+    spaces: Spaces, cfg: Any, num: int = 2, num_quantiles: int | None = None
+) -> tuple[Policy, nn.Module]:
     """Return a squashed Gaussian policy, and critics; see `actor_and_critics`."""
-    return actor_and_critics(spaces, cfg, SquashedGaussian(spaces.action), num)
+    return actor_and_critics(spaces, cfg, SquashedGaussian(spaces.action), num, num_quantiles=num_quantiles)
 
 
 def deterministic_actor_and_critics(spaces: Spaces, cfg: Any, num: int = 2) -> tuple[Policy, nn.Module]:
@@ -94,16 +96,16 @@ def deterministic_actor_and_critics(spaces: Spaces, cfg: Any, num: int = 2) -> t
 
 
 def actor_and_critics(
-    spaces: Spaces, cfg: Any, distribution: Bounded, num: int = 2, **options: Any
+    spaces: Spaces, cfg: Any, distribution: Bounded, num: int = 2, num_quantiles: int | None = None
 ) -> tuple[Policy, nn.Module]:
-    """Return a policy of continuous actions, and critics Q(s, a), from (obs, action) to [E, N].
+    """Return a policy of continuous actions, and critics Q(s, a), from (obs, action) to [E, N] or [E, N, K].
 
     Args:
         spaces: the spaces.
         cfg: the settings `network` and `hidden`.
         distribution: the distribution of actions.
         num: the number of critics, unless a user's function returns others.
-        options: further arguments of the built-in critics, a `QEnsemble`.
+        num_quantiles: the number K of quantiles of the return that each critic estimates; None for its mean.
     """
     obs_space, _ = network_obs_space(spaces.observation)
     hidden = cfg.hidden or ()
@@ -111,11 +113,16 @@ def actor_and_critics(
         # Of the built-in networks, the one for discrete actions has a head without deviations of its own.
         network = network_for(obs_space, Discrete(distribution.size), cfg.network, hidden)
         policy = Policy(*spaces, network, distribution)
-        return policy, QEnsemble(obs_space, spaces.action, hidden, num, **options)
+        return policy, QEnsemble(obs_space, spaces.action, hidden, num, num_quantiles=num_quantiles)
     network, *critics = custom_networks(obs_space, spaces.action, cfg.network, max_critics=16)
     policy = Policy(*spaces, network, distribution)
     if not critics:
-        return policy, QEnsemble(obs_space, spaces.action, hidden, num, flatten_small_images=True, **options)
+        options: dict[str, Any] = {"num_quantiles": num_quantiles, "flatten_small_images": True}
+        return policy, QEnsemble(obs_space, spaces.action, hidden, num, **options)
+    if num_quantiles is not None:
+        raise ConfigError(
+            "critics of your own have one output, and this algorithm needs quantiles. Return the actor alone."
+        )
     policy.unused_settings = _unused(cfg, _CUSTOM, "hidden")
     return policy, CriticList(obs_space, spaces.action, critics)
 

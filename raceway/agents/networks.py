@@ -273,19 +273,21 @@ class QEnsemble(nn.Module):
         action_space: the action space.
         hidden: the widths of the hidden layers.
         num: the number of critics.
+        num_quantiles: the number K of quantiles of the return that each critic estimates; None for its mean.
         flatten_small_images: whether images too small for the convolutions are flattened.
     """
 
     def __init__(
         self, observation_space: spaces.Space, action_space: spaces.Space, hidden: Sequence[int], num: int = 2,
-        *, flatten_small_images: bool = False,
+        *, num_quantiles: int | None = None, flatten_small_images: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         self.encoder = Encoder(observation_space, flatten_small_images=flatten_small_images)
-        self.members = Ensemble(num, [self.encoder.size + math.prod(action_space.shape or ()), *hidden])
+        size = self.encoder.size + math.prod(action_space.shape or ())
+        self.members = Ensemble(num, [size, *hidden], num_quantiles)
 
     def forward(self, obs: Any, action: Tensor, num: int | None = None) -> Tensor:
-        """Return Q(s, a) of every critic, or of the first `num`, [E, N]."""
+        """Return Q(s, a) of every critic, or of the first `num`, [E, N]; or quantiles of it, [E, N, K]."""
         return self.members([self.encoder(obs), action if action.ndim == 2 else action.flatten(1)], num)
 
 

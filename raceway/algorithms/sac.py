@@ -24,6 +24,7 @@ from torch import nn
 
 from raceway.agents import Agent, Explorer, Sample, Spaces, UniformWarmUp
 from raceway.agents.builders import squashed_actor_and_critics
+from raceway.agents.temperature import Temperature
 from raceway.algorithms.context import Context
 from raceway.algorithms.registry import algorithm
 from raceway.algorithms.shared_config import ActorReplayConfig
@@ -40,7 +41,7 @@ from raceway.ops import (
     TrainStats,
     Transitions,
 )
-from raceway.rl import Batch, Fragment
+from raceway.rl import Batch, Fragment, soft_target
 from raceway.settings.field_types import PositiveFloat
 
 
@@ -56,15 +57,6 @@ class Config(ActorReplayConfig):
     """Entropy at which the temperature settles (default: minus the number of action dimensions)."""
 
 
-class Temperature(nn.Module):
-    """The weight α of the entropy, as its logarithm, and the entropy at which it settles."""
-
-    def __init__(self, initial: float, target_entropy: float) -> None:
-        super().__init__()
-        self.log_alpha = nn.Parameter(torch.tensor(math.log(initial)))
-        self.target_entropy = target_entropy
-
-
 class SoftActorCritic(Agent):
     """A squashed Gaussian policy, two critics and the temperature."""
 
@@ -74,8 +66,7 @@ class SoftActorCritic(Agent):
 
 def agent(spaces: Spaces, cfg: Config) -> SoftActorCritic:
     """Return the untrained agent."""
-    target_entropy = -math.prod(spaces.action.shape or ()) if cfg.target_entropy is None else cfg.target_entropy
-    temperature = Temperature(cfg.initial_temperature, target_entropy)
+    temperature = Temperature(cfg.initial_temperature, spaces.action, cfg.target_entropy)
     actor, critics = squashed_actor_and_critics(spaces, cfg)
     return SoftActorCritic(actor, critics=critics, temperature=temperature)
 
@@ -94,7 +85,7 @@ def critics_loss(agent: SoftActorCritic, batch: Batch, *, random: torch.Generato
         params = agent.actor(batch["next_obs"], {})[0]
         action, log_prob = agent.actor.distribution.sample_with_log_prob(params, random)
         next_q = agent.target.critics(batch["next_obs"], action).amin(0)
-        target = batch["reward"] + batch["discount"] * (next_q - agent.temperature.log_alpha.exp() * log_prob)
+        target = soft_target(batch["reward"], batch["discount"], next_q, agent.temperature.alpha, log_prob)
     q_values = agent.critics(batch["obs"], batch["action"])
     return 0.5 * (q_values - target).square().mean(-1).sum(), {"q_values": q_values.detach().mean()}
 
@@ -105,7 +96,7 @@ def actor_loss(agent: SoftActorCritic, batch: Batch, *, random: torch.Generator 
     action, log_prob = agent.actor.distribution.sample_with_log_prob(params, random)
     batch["new_log_prob"] = log_prob.detach()  # for the temperature
     q_values = agent.critics(batch["obs"], action).amin(0)
-    loss = (agent.temperature.log_alpha.exp() * log_prob - q_values).mean()
+    loss = (agent.temperature.alpha * log_prob - q_values).mean()
     return loss, {"entropy": -log_prob.detach().mean()}
 
 

@@ -33,33 +33,35 @@ class EnsembleLinear(nn.Module):
 
 
 class Ensemble(nn.Module):
-    """Feed-forward networks of the same shape with one output each: from one input [N, size] to outputs [E, N].
+    """Feed-forward networks of the same shape: from one input [N, size] to outputs, [E, N] or [E, N, K].
 
     Args:
         num: the number E of networks.
         sizes: the size of the input, and the widths of the hidden layers, between which there are ReLUs.
+        num_outputs: the number K of outputs of each network; None for one, without a dimension of its own.
     """
 
-    def __init__(self, num: int, sizes: Sequence[int]) -> None:
+    def __init__(self, num: int, sizes: Sequence[int], num_outputs: int | None = None) -> None:
         super().__init__()
-        self.num = num
-        self.layers = nn.ModuleList(EnsembleLinear(num, *pair) for pair in pairwise([*sizes, 1]))
+        self.num, self.num_outputs = num, num_outputs
+        self.layers = nn.ModuleList(EnsembleLinear(num, *pair) for pair in pairwise([*sizes, num_outputs or 1]))
 
     def forward(self, parts: Sequence[Tensor], num: int | None = None) -> Tensor:
-        """Return the outputs, [E, N], for an input that is given in parts, [N, ...] each.
+        """Return the outputs, [E, N] or [E, N, K], for an input that is given in parts, [N, ...] each.
 
         Args:
             parts: the parts of the input.
             num: the number of networks that are computed, the first ones; by default all.
         """
         num, tapes = num or self.num, [tape_for(part) for part in parts]
-        if all(tapes) or all(map(can_use_numpy, parts)):
+        if self.num_outputs is None and (all(tapes) or all(map(can_use_numpy, parts))):
             return self._run_in_numpy(parts, tapes[0], num)
         x = torch.cat(list(parts), -1)
         x = x.expand(num, *x.shape)
         for layer in self.layers[:-1]:
             x = layer(x).relu()
-        return self.layers[-1](x).squeeze(-1)
+        outputs = self.layers[-1](x)
+        return outputs.squeeze(-1) if self.num_outputs is None else outputs
 
     def _run_in_numpy(self, parts: Sequence[Tensor], tape: Tape | None, num: int) -> Tensor:
         x = np.concatenate([part.detach().numpy() for part in parts], -1)

@@ -106,7 +106,8 @@ class Fixed:
         self.actor = _Actor(sample)
         self.critics = lambda obs, action: torch.tensor(q)[:, None].expand(2, len(obs))
         self.target = SimpleNamespace(critics=lambda obs, action: torch.tensor(target_q)[:, None].expand(2, len(obs)))
-        self.temperature = SimpleNamespace(log_alpha=torch.tensor(log_alpha), target_entropy=-2.0)
+        alpha = torch.tensor(math.exp(log_alpha))
+        self.temperature = SimpleNamespace(log_alpha=torch.tensor(log_alpha), alpha=alpha, target_entropy=-2.0)
 
 
 class _Actor:
