@@ -82,13 +82,14 @@ def test_settings_without_effect_are_refused(algorithm: str, settings: dict[str,
     ],
 )
 def test_settings_with_an_effect_and_presets_are_accepted(algorithm: str, settings: dict[str, Any]) -> None:
-    training(algorithm, **settings)
+    cfg = training(algorithm, **settings).cfg
+    assert {name: getattr(cfg, name) for name in settings} == settings
 
 
 def test_a_file_may_repeat_what_is_the_default(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text('env = "cartpole"\nhidden = [64, 64]\n')
-    training("a2c", path, network=with_critic)
+    assert training("a2c", path, network=with_critic).setting_sources["hidden"] == "file"
     path.write_text('env = "cartpole"\nhidden = [64, 7]\n')
     with pytest.raises(ConfigError, match="hidden 64,7 has no effect"):
         training("a2c", path, network=with_critic)
