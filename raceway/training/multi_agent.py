@@ -17,7 +17,7 @@ from typing import Any
 
 from raceway.agents import Spaces
 from raceway.algorithms import Algorithm, Context
-from raceway.algorithms.setting_sources import USER, Sources, adapted_sources, check_settings_used
+from raceway.algorithms.setting_sources import FILE, Sources, adapted_sources, check_settings_used
 from raceway.algorithms.sources import RolloutSource, WorkerCall
 from raceway.engine.base import Actor
 from raceway.envs import EnvSettings
@@ -144,7 +144,7 @@ class MultiAgentTraining(Training):
             settings[name].algorithm.check_memory(agent)
             if self.resume_point is None:
                 inherited = self.setting_sources if settings[name].algorithm is self.algorithm else {}
-                own_sources = {**inherited, **dict.fromkeys(settings[name].settings, USER)}
+                own_sources = {**inherited, **dict.fromkeys(settings[name].settings, FILE)}  # may repeat defaults
                 default = settings[name].algorithm.config
                 check_settings_used(agent.actor.unused_settings, configs[name], own_sources, default)
         starts_from = {name: cfg.init_from for name, cfg in configs.items() if cfg.init_from is not None}

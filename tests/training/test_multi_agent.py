@@ -198,6 +198,15 @@ def narrow(observation_space: Any, action_space: Any) -> nn.Module:
     return nn.Sequential(nn.Linear(observation_space.shape[0], 4), nn.Tanh(), nn.Linear(4, action_space.n))
 
 
+def test_the_settings_of_a_run_train_another_one() -> None:
+    """The table of a policy has all settings of its algorithm, also those without an effect."""
+    first = train("ppo", **SHORT_SPREAD, policies=TWIN, iterations=3)
+    again = train(config=first.path, iterations=3, progress=False)
+    described = [json.loads((run.path / "config.json").read_text())["policies"] for run in (first, again)]
+    assert described[0] == described[1]
+    assert again.summary["weights_sha256"] == first.summary["weights_sha256"]
+
+
 def test_a_policy_may_have_a_network_of_its_own() -> None:
     policies = {"own": {"agents": "agent_0", "network": narrow}, "built-in": {"agents": "agent_[12]"}}
     train("ppo", run_dir="run", iterations=2, **SHORT_SPREAD, policies=policies)
