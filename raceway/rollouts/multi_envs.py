@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -43,6 +44,7 @@ class MultiEnvs:
         """The number of steps of the current episode of each environment."""
         self.returns = [0.0] * num
         """The rewards of all agents in the current episode of each environment, added up."""
+        self._infos: list[dict[str, Any]] = [{} for _ in range(num)]  # of the agents that have left the episode
         self.reporter = EpisodeReporter()
         self._ended: list[tuple[float, int, EpisodeEnd]] = []  # return, length and info of episodes that ended
         self.failures = [0] * num  # part of the seeds, so that a seed that failed is not used again
@@ -65,7 +67,7 @@ class MultiEnvs:
             start: called with the environment's number and the result of its reset.
         """
         while True:
-            self.steps[slot], self.returns[slot] = 0, 0.0
+            self.steps[slot], self.returns[slot], self._infos[slot] = 0, 0.0, {}
             seed = self._next_seed(slot)
             try:
                 start(slot, self.envs[slot].reset(seed=seed))
@@ -76,9 +78,15 @@ class MultiEnvs:
                 self.recover(slot, "reset", error)
         self.log.log_reset(slot, row, seed, True)
 
-    def end_episode(self, slot: int, infos: Mapping[str, Any] | None = None) -> None:
-        """Count an episode that was completed; `infos` are those of its last step, by agent."""
-        end = self.reporter.read(joint_info(infos or {}))
+    def add_info(self, slot: int, agent: str, info: Any) -> None:
+        """Record the last info of an agent that leaves. The environment may use it again for another step."""
+        self._infos[slot][agent] = copy.copy(info)
+
+    def end_episode(self, slot: int) -> None:
+        """Count an episode that was completed, and report the infos of its agents."""
+        infos = self._infos[slot]
+        in_order = {agent: infos[agent] for agent in self.envs[slot].possible_agents if agent in infos}
+        end = self.reporter.read(joint_info(in_order))
         self._ended.append((self.returns[slot], self.steps[slot], end))
         self.episode[slot] += 1
         self.recovery.consecutive_failures = 0
@@ -187,4 +195,4 @@ def joint_info(infos: Mapping[str, Any]) -> dict[str, Any]:
     successes = [success for info in infos.values() if (success := success_of(info)) is not None]
     if successes:
         merged["is_success"] = min(successes)
-    return {**merged, "agents": dict(infos)} if merged else {}
+    return {**merged, "agents": dict(infos)} if infos else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -67,7 +68,7 @@ class JointEpisode:
         """The returns so far of the agents that took part."""
         self.length = 0
         self.infos: dict[str, Any] = {}
-        """The latest info of every agent."""
+        """The latest info of every agent. Copies: the environment may use the same object for every step."""
         self._seeds: dict[str, int | None] = {
             agent: derive_seed(action_seed, Purpose.ACTIONS, index) for index, agent in enumerate(sorted(policies))
         }
@@ -93,12 +94,13 @@ class JointEpisode:
             yield
 
     def _parallel_steps(self, seed: int) -> Iterator[None]:
-        obs, self.infos = self.env.reset(seed=seed)
+        obs, _ = self.env.reset(seed=seed)
         yield
         while self.env.agents:
             acted = list(self.env.agents)
             actions = {agent: self._act(agent, obs[agent]) for agent in acted}
-            obs, rewards, _, _, self.infos = self.env.step(actions)
+            obs, rewards, _, _, infos = self.env.step(actions)
+            self.infos |= {agent: copy.copy((infos or {}).get(agent, {})) for agent in acted}
             for agent in acted:
                 self._add_reward(agent, rewards[agent])
             self.length += 1
@@ -110,7 +112,8 @@ class JointEpisode:
         yield
         while env.agents:
             agent = env.agent_selection
-            obs, reward, terminated, truncated, self.infos[agent] = env.last()
+            obs, reward, terminated, truncated, info = env.last()
+            self.infos[agent] = copy.copy(info)
             self._add_reward(agent, reward)
             if terminated or truncated:
                 env.step(None)

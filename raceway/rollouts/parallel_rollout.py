@@ -178,6 +178,7 @@ class ParallelRollout:
                 rows, index = places[agent]
                 actions[agent] = self._env_actions[id(rows)][index]
             obs, reward, terminated, truncated, infos = env.step(actions)
+            self._add_infos(slot, acted, terminated, truncated, infos)
             self.envs.steps[slot] += 1
             self.envs.returns[slot] += sum(float(reward[agent]) for agent in acted)
             remaining = set(env.agents)
@@ -199,8 +200,15 @@ class ParallelRollout:
             self._drop_episode(slot, row, error)
             return
         if not remaining:
-            self.envs.end_episode(slot, infos)
+            self.envs.end_episode(slot)
             self.envs.begin_episode(slot, row + 1, self._start)
+
+    def _add_infos(self, slot: int, acted: Sequence[str], terminated: Any, truncated: Any, infos: Any) -> None:
+        """Record the last infos of the agents that leave with a step."""
+        remaining = self.envs.envs[slot].agents
+        for agent in acted:
+            if agent not in remaining or terminated[agent] or truncated[agent]:
+                self.envs.add_info(slot, agent, (infos or {}).get(agent, {}))
 
     def _drop_episode(self, slot: int, row: int, error: BaseException) -> None:
         """Drop the episode of an environment that failed, and begin another."""
@@ -282,7 +290,8 @@ class ParallelRollout:
                 for agent in env.agents:
                     rows, index = self._places[slot][agent]
                     chosen[agent] = env_actions[id(rows)][index]
-                next_obs = env.step(chosen)[0]
+                next_obs, _, *ends_and_infos = env.step(chosen)
+                self._add_infos(slot, list(chosen), *ends_and_infos)
                 self._start(slot, (next_obs, {}))
             except (Exception, SystemExit) as error:
                 raise environment_error(slot, "step", error) from error

@@ -41,7 +41,6 @@ class TurnBasedRollout:
         self._num_left = [0] * envs.num  # agents that have left since the last action
         self._full = [False] * envs.num  # the environments that wait for the next fragment
         self._log: list[tuple[dict[str, Any], Array]] = []  # actions by policy, and the environments that took them
-        self._infos: list[dict[str, Any]] = [{} for _ in range(envs.num)]  # of every agent's latest turn
         self._started = False
 
     def collect(self) -> dict[str, Batch]:
@@ -110,7 +109,7 @@ class TurnBasedRollout:
                 self._drop_episode(slot, error)
                 continue
             if over:
-                self.envs.end_episode(slot, self._infos[slot])
+                self.envs.end_episode(slot)
                 self._begin_episode(slot)
 
     def _record_turn(self, slot: int) -> None:
@@ -121,7 +120,6 @@ class TurnBasedRollout:
         policy, index = self._places[slot][agent]
         rows = self.rows[policy]
         self.envs.returns[slot] += float(reward)
-        self._infos[slot][agent] = info
         if rows.open[index]:
             rows.close_step(index, reward, bool(terminated), bool(truncated), obs)
             # Not before this turn has been recorded as a whole may the environment wait.
@@ -129,12 +127,18 @@ class TurnBasedRollout:
         else:
             rows.totals[0, index] += reward  # before its first action: of its return, but of no step
         if terminated or truncated:
-            env.step(None)
+            self._leave(slot, info)
             self._num_left[slot] += 1
             rows.leave(index)
         else:
             rows.set_obs(index, obs)
             self._movers[slot] = agent
+
+    def _leave(self, slot: int, info: Any) -> None:
+        """Let the selected agent leave, whose episode has ended, and record its last info."""
+        env = self.envs.envs[slot]
+        self.envs.add_info(slot, env.agent_selection, info)
+        env.step(None)
 
     def _check_episode(self, slot: int) -> None:
         """Raise if an episode ended in a way that the turn-based API does not allow."""
@@ -148,7 +152,7 @@ class TurnBasedRollout:
             raise RuntimeError("the episode ended before an agent acted")
 
     def _begin_episode(self, slot: int) -> None:
-        self._movers[slot], self._num_left[slot], self._infos[slot] = None, 0, {}
+        self._movers[slot], self._num_left[slot] = None, 0
         self.envs.begin_episode(slot, len(self._log), lambda slot, result: None)
 
     def _drop_episode(self, slot: int, error: BaseException) -> None:
@@ -181,8 +185,7 @@ class TurnBasedRollout:
         """Let the agents leave that had left, and observe for the one that acts next; return whether it is the same."""
         env, agent = self.envs.envs[slot], self._movers[slot]
         for _ in range(self._num_left[slot]):
-            env.last()
-            env.step(None)
+            self._leave(slot, env.last()[4])
         if agent is None:
             return True
         if not env.agents or env.agent_selection != agent:
@@ -207,8 +210,8 @@ class TurnBasedRollout:
         for slot in active:
             env = self.envs.envs[slot]
             try:
-                while any(env.last()[2:4]):
-                    env.step(None)
+                while any((last := env.last())[2:4]):
+                    self._leave(slot, last[4])
                 policy, _ = self._places[slot][env.agent_selection]
                 env.step(env_actions[policy][slot])
             except (Exception, SystemExit) as error:

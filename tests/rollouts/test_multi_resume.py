@@ -9,6 +9,7 @@ from raceway.agents import make_policy
 from raceway.checkpoints.encoding import decode, encode
 from raceway.envs.multi_agent import MultiAgentSettings
 from raceway.rl import Batch
+from raceway.rl.episode_info import EPISODE_INFO, decode_episodes
 from raceway.rollouts.multi_collector import MultiCollector
 from tests.rollouts.test_multi_collector import ComeAndGo
 from tests.rollouts.test_turn_based_rollout import Memory
@@ -81,6 +82,31 @@ class Forgetful(Scripted):
     """Its episodes depend on earlier ones."""
 
     repeats_from_seed = False
+
+
+class Loses(ComeAndGo):
+    """`early`, which leaves first, has no success. Every step changes and returns the same infos."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.infos: dict[str, Any] = {agent: {} for agent in self.possible_agents}
+
+    def step(self, actions: dict[str, int]) -> tuple[Any, ...]:
+        *rest, _ = super().step(actions)
+        for agent in actions:
+            self.infos[agent]["is_success"] = agent != "early"
+        return *rest, {agent: self.infos[agent] for agent in actions}
+
+
+def test_the_infos_of_agents_that_left_before_a_snapshot_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENVS, "loses", (Loses, {}))
+    first, second = make("loses", 3, "mlp"), make("loses", 3, "mlp")
+    first.fragment(0)
+    assert second.resume(decode(*encode(first.snapshot())))
+    for collector in (first, second):
+        collector.fragment(1)
+        reports = decode_episodes(collector.episodes[EPISODE_INFO])
+        assert [report["success"] for report in reports] == [0, 0, 0]
 
 
 def test_environments_that_cannot_be_replayed_begin_new_episodes() -> None:

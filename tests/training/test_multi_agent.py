@@ -234,16 +234,18 @@ class Watch(Callback):
         self.calls.append("evaluation")
 
     def on_episode_end(self, info: dict[str, Any]) -> Mapping[str, float]:
-        assert info["agents"].keys() == {"late", "whole"}
+        assert list(info["agents"]) == ["early", "late", "whole"]
         return {"length": info["episode"]["l"]}
 
 
 class Informed(ComeAndGo):
-    """Reports in the infos of its agents."""
+    """Reports in the infos of its agents; all of them have success but `loser`."""
+
+    loser = ""
 
     def step(self, actions: dict[str, int]) -> tuple[Any, ...]:
         *rest, _ = super().step(actions)
-        return *rest, {agent: {"is_success": True, "speed": 3} for agent in actions}
+        return *rest, {agent: {"is_success": agent != self.loser, "speed": 3} for agent in actions}
 
 
 def test_callbacks_and_infos_work_with_several_agents() -> None:
@@ -257,6 +259,54 @@ def test_callbacks_and_infos_work_with_several_agents() -> None:
     assert watch.calls.count("evaluation") == 3
     row = result.metrics[-1]
     assert (row["episode/length"], row["env/speed_mean"], row["rollout/success_rate"]) == (4, 3, 1)
+
+
+class Loses(Informed):
+    """The agent that leaves first has no success."""
+
+    loser = "early"
+
+
+def test_an_agent_that_leaves_early_counts_for_the_success_of_all() -> None:
+    settings = {**SMALL, "eval_every": 30, "eval_episodes": 1, "policies": "shared", "iterations": 2}
+    row = train("ppo", env=Loses, **settings).metrics[-1]
+    assert (row["rollout/success_rate"], row["eval/success_rate"]) == (0, 0)
+
+
+class Reuses(ComeAndGo):
+    """Only the second episode is a success, and every step changes and returns the same info."""
+
+    num_episodes = 0
+    info: ClassVar[dict[str, Any]] = {}
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        self.num_episodes += 1
+        return super().reset(seed, options)
+
+    def step(self, actions: dict[str, int]) -> tuple[Any, ...]:
+        *rest, _ = super().step(actions)
+        self.info["is_success"] = self.num_episodes == 2
+        return *rest, dict.fromkeys(actions, self.info)
+
+
+def test_an_environment_may_return_the_same_info_in_all_episodes() -> None:
+    result = train("ppo", env=Reuses, **SMALL, policies="shared", iterations=1)
+    assert result.policy.evaluate(3).successes.tolist() == [0, 1, 0]
+
+
+class CountsAgents(Callback):
+    """Reports the number of agents whose infos it gets."""
+
+    def on_episode_end(self, info: dict[str, Any]) -> Mapping[str, float]:
+        return {"agents": len(info["agents"])}
+
+
+@pytest.mark.parametrize("env", [SPREAD, TIC_TAC_TOE])
+def test_callbacks_get_the_infos_of_all_agents_also_if_they_are_empty(env: str) -> None:
+    kwargs = {"max_cycles": 5} if env == SPREAD else {}
+    result = train("ppo", env=env, env_kwargs=kwargs, **SMALL, callbacks=[CountsAgents()], iterations=3)
+    reported = [row["episode/agents"] for row in result.metrics if "episode/agents" in row]
+    assert set(reported) == {3 if env == SPREAD else 2}
 
 
 class KillsWorker(Callback):
