@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,32 +13,32 @@ from raceway.agents import Agent
 from raceway.checkpoints.store import Checkpoints
 from raceway.errors import ConfigError
 from raceway.runs.config_file import has_checkpoints, read_config
+from raceway.runs.trained_policies import weights_of
 
 _log = logging.getLogger(__name__)
 
 
-def load_initial_weights(agent: Agent, run: str | Path) -> dict[str, Any]:
+def load_initial_weights(agent: Agent, run: str | Path, policy: str | None = None) -> dict[str, Any]:
     """Load the parts of an agent that another run has too, from its best checkpoint. Other parts are not changed.
 
     Optimisers, replay and the progress of that run are not used.
 
     Args:
         agent: the agent.
-        run: the directory of the other run.
+        run: the directory of the other run. Of several policies in it, the one with the same name is used.
+        policy: the name of the agent's policy, if there are several agents.
 
     Returns:
-        The checkpoint, its number of environment steps, and the names of the parts.
+        The checkpoint, its number of environment steps, the names of the parts and, if that run has several agents,
+        the name of its policy.
     """
     about = read_config(run)
     if not has_checkpoints(about):
         raise ConfigError(f"--init-from {run}: an older version wrote this run, without checkpoints. Train it again.")
-    if "policies" in about:
-        raise ConfigError(
-            f"--init-from {run}: that run has several agents, with the policies {', '.join(about['policies'])}. Use a "
-            "run with one agent."
-        )
+    source = _policy_to_use(run, about["policies"], policy) if "policies" in about else None
     checkpoint = Checkpoints(Path(run) / "checkpoints").find("best")
-    own, other = _by_part(agent.weights()), _by_part(checkpoint.weights())
+    weights = checkpoint.weights() if source is None else weights_of(checkpoint.weights(), source)
+    own, other = _by_part(agent.weights()), _by_part(weights)
     parts = [part for part in own if part in other]
     if not parts:
         raise ConfigError(
@@ -58,7 +58,21 @@ def load_initial_weights(agent: Agent, run: str | Path) -> dict[str, Any]:
         "initial weights of %s from %s%s", ", ".join(parts), checkpoint.path,
         f"; {', '.join(left_out)}: new, as that run has none" if left_out else "",
     )  # fmt: skip
-    return {"checkpoint": str(checkpoint.path), "steps": checkpoint.about["steps"], "parts": parts}
+    loaded = {"checkpoint": str(checkpoint.path), "steps": checkpoint.about["steps"], "parts": parts}
+    return loaded if source is None else {**loaded, "policy": source}
+
+
+def _policy_to_use(run: str | Path, policies: Collection[str], name: str | None) -> str:
+    """Return the policy of a run with several agents that has this name, or the only one that it has."""
+    if name is not None and name in policies:
+        return name
+    if len(policies) == 1:
+        return next(iter(policies))
+    wanted = "this run has one agent" if name is None else f"none is named {name!r}"
+    raise ConfigError(
+        f"--init-from {run}: that run has the policies {', '.join(policies)}, and {wanted}. Train policies with these "
+        "names, or use a run with one policy."
+    )
 
 
 def _by_part(weights: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

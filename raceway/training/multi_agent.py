@@ -149,7 +149,9 @@ class MultiAgentTraining(Training):
                 check_settings_used(agent.actor.unused_settings, configs[name], own_sources, default)
         starts_from = {name: cfg.init_from for name, cfg in configs.items() if cfg.init_from is not None}
         if self.resume_point is None and starts_from:
-            self.initial_weights = {name: load_initial_weights(agents[name], run) for name, run in starts_from.items()}
+            self.initial_weights = {
+                name: load_initial_weights(agents[name], run, name) for name, run in starts_from.items()
+            }
         return {
             name: PolicyTrainer(
                 policy, spaces[name], configs[name], networks[name], agents[name],

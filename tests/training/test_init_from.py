@@ -14,7 +14,7 @@ from raceway.errors import ConfigError
 from raceway.loaded_policy import load
 from raceway.runs.config_file import read_config
 from raceway.training.train import resume, train
-from tests.training.multi_agent_runs import SHORT_SPREAD
+from tests.training.multi_agent_runs import SHORT_SPREAD, TWO_PPO
 
 SETTINGS: dict[str, Any] = {
     "env": "cartpole", "engine": "inline", "num_envs": 2, "num_shards": 1, "progress": False, "hidden": (8,),
@@ -76,10 +76,25 @@ def test_policies_of_several_agents(source: Path) -> None:
         train("a2c", env=env, policies="shared", init_from=source, hidden=(8,), progress=False)
 
 
-def test_a_run_with_several_agents_is_no_source(tmp_path: Path) -> None:
-    train("ppo", iterations=1, run_dir=tmp_path / "several", **SHORT_SPREAD)
-    with pytest.raises(ConfigError, match="that run has several agents, with the policies agent"):
-        train("ppo", init_from=tmp_path / "several", **SHORT_SPREAD)
+def test_policies_start_from_those_of_the_same_name(tmp_path: Path) -> None:
+    several, again = tmp_path / "several", tmp_path / "again"
+    train("ppo", iterations=2, run_dir=several, policies=TWO_PPO, seed=7, **SHORT_SPREAD)
+    train("ppo", iterations=1, run_dir=again, policies=TWO_PPO, init_from=several, **SHORT_SPREAD)
+    assert load(again, 0).sha256() == load(several).sha256()
+    loaded = read_config(again)["initial_weights"]
+    assert {name: entry["policy"] for name, entry in loaded.items()} == {"pair": "pair", "single": "single"}
+    with pytest.raises(ConfigError, match="that run has the policies pair, single, and none is named 'agent'"):
+        train("ppo", init_from=several, **SHORT_SPREAD)
+    with pytest.raises(ConfigError, match="and this run has one agent"):
+        train("a2c", init_from=several, **FRAGMENTS)
+
+
+def test_policies_start_from_the_only_one_of_a_run(tmp_path: Path) -> None:
+    shared, again = tmp_path / "shared", tmp_path / "again"
+    train("ppo", iterations=2, run_dir=shared, seed=7, **SHORT_SPREAD)
+    train("ppo", iterations=1, run_dir=again, policies=TWO_PPO, init_from=shared, **SHORT_SPREAD)
+    for name in ("pair", "single"):
+        assert load(again, 0)[name].sha256() == load(shared)["agent"].sha256()
 
 
 @pytest.mark.parametrize(
