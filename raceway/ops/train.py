@@ -59,6 +59,9 @@ class TrainOneStep(HasLearner):
                 learner.agent.check_part(part)
         self.learner, self.parts = learner, (num_epochs, num_minibatches)
         self.targets = (targets,) if isinstance(targets, Target) else tuple(targets)
+        for target in self.targets:
+            for part in target.names or ():
+                learner.agent.check_part(part)
 
     def __call__(self, batch: Batch, *, envelope: Envelope = injected) -> TrainStats:
         """Train on a batch, and return the stats."""

@@ -197,6 +197,11 @@ def test_an_unknown_part_is_refused_when_the_plan_is_built(objectives: dict[str,
         )
 
 
+def test_an_unknown_part_of_a_target_is_refused_when_the_plan_is_built() -> None:
+    with pytest.raises(ConfigError, match=r"unknown part of the agent 'crtic'\. Did you mean 'critic'"):
+        TrainOneStep(Learner(parts(), 0.01), critic_loss, targets=[Target("actor"), Target(("actor", "crtic"))])
+
+
 @pytest.mark.parametrize("arguments", [{}, {"loss": critic_loss, "actor": actor_loss}], ids=["neither", "both"])
 def test_either_a_loss_or_objectives(arguments: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="needs either a loss for the whole agent, or objectives by name"):
