@@ -22,7 +22,8 @@ def unknown_name(what: str, value: object, choices: Iterable[str], hint: str = "
     names = sorted(choices)
     near = nearest_name(str(value), names)
     guess = f" Did you mean {near!r}?" if near is not None else ""
-    return ConfigError(f"unknown {what} {value!r}.{guess} Choose from: {', '.join(names)}.{' ' + hint if hint else ''}")
+    known = f" Choose from: {', '.join(names)}." if names else ""
+    return ConfigError(f"unknown {what} {value!r}.{guess}{known}{' ' + hint if hint else ''}")
 
 
 def nearest_name(value: str, names: Iterable[str]) -> str | None:

@@ -21,12 +21,13 @@ from raceway.algorithms.preset_files import PresetFile, Presets, describe_source
 from raceway.algorithms.setting_sources import setting_sources
 from raceway.algorithms.sources import RolloutSource, Source
 from raceway.algorithms.user_modules import algorithm_in_module, import_name
-from raceway.checks import unknown_name
+from raceway.checks import check_choice, unknown_name
 from raceway.envs import EnvSettings
 from raceway.envs.names import resolve_env_id
 from raceway.errors import ConfigError
 from raceway.flow import Iter, ParIter
 from raceway.ops import RolloutSettings, TrainStats
+from raceway.settings.field_types import setting_types
 from raceway.settings.progress import budget_hint
 
 ACTIONS = {"discrete": spaces.Discrete, "multidiscrete": spaces.MultiDiscrete, "box": spaces.Box}
@@ -184,6 +185,11 @@ def algorithm(
     """
 
     def register(plan: PlanFunction) -> PlanFunction:
+        for kind in actions:
+            check_choice(f"kind of action of the algorithm {name}", kind, ACTIONS)
+        for env, preset in (presets or {}).items():
+            for setting in preset:
+                check_choice(f"setting in the preset of {name} for {env}", setting, setting_types(config))
         if name in _built_in_names() and plan.__module__ != f"{_PACKAGE}.{name}":
             raise ConfigError(f"{name!r} is an algorithm of Raceway. Register {plan.__module__} under another name.")
         own_presets = _preset_file(name, config, plan) if presets is None else presets

@@ -1,10 +1,11 @@
-"""Algorithms of other packages, which entry points name."""
+"""Algorithms of other packages, which entry points name; and mistakes in registering one."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from raceway.algorithms import algorithm_names, find_algorithm, registry
+from raceway.algorithms import AlgorithmConfig, algorithm, algorithm_names, find_algorithm, registry
 from raceway.errors import ConfigError
 
 MODULE = '''"""OTHER: an algorithm of another package."""
@@ -45,3 +46,28 @@ def test_an_algorithm_of_another_package_is_found_by_its_name(package: Path) -> 
 def test_an_entry_point_that_gives_no_algorithm_is_named(package: Path, name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         find_algorithm(name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"actions": ("boxes",)}, r"unknown kind of action of the algorithm mine 'boxes'\. Choose from: box, discrete"),
+        (
+            {"presets": {"CartPole-v1": {"num_env": 4}}},
+            r"unknown setting in the preset of mine for CartPole-v1 'num_env'\. Did you mean 'num_envs'\?",
+        ),
+    ],
+    ids=["actions", "presets"],
+)
+def test_mistakes_are_refused_when_an_algorithm_is_registered(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        algorithm("mine", AlgorithmConfig, **arguments)(lambda rollouts, cfg, ctx: rollouts)
+    assert "mine" not in algorithm_names()
+
+
+def test_a_module_without_algorithms_has_none_to_choose_from() -> None:
+    with pytest.raises(ConfigError) as caught:
+        find_algorithm("json:dumps")
+    assert str(caught.value) == (
+        "unknown algorithm in json 'dumps'. Register its plan function with @algorithm(name, Config)."
+    )
