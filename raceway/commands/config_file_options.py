@@ -43,10 +43,22 @@ def read_config_option(options: argparse.Namespace) -> SettingsFile | None:
     return open_settings_file(options.config)
 
 
-def config_text(algorithm: Algorithm, settings: MergedSettings) -> str:
+def policies_option(options: argparse.Namespace, file: SettingsFile | None) -> str | None:
+    """Return the value of --policies for the policies of a command; those of a run have to be written to a file."""
+    policies: str | None = options.policies
+    of_run = policies is None and file is not None and file.run is not None and "policies" in file.run
+    return "POLICIES.toml" if of_run else policies
+
+
+def config_text(algorithm: Algorithm, settings: MergedSettings, policies: str | None = None) -> str:
     """Return the settings of a training as TOML, each with its source, in the form that --config reads.
 
     TOML has no null: a setting that is not set is a comment, or "none" if without it there would be a value.
+
+    Args:
+        algorithm: the algorithm.
+        settings: its settings.
+        policies: the value of --policies that belongs to them, which is no setting.
     """
     from raceway.algorithms.setting_sources import DEFAULT, SOURCE_LABELS
     from raceway.commands.config_options import GROUPS, default_settings, field_groups
@@ -58,7 +70,7 @@ def config_text(algorithm: Algorithm, settings: MergedSettings) -> str:
     written = {name: getattr(cfg, name) for name in names if getattr(cfg, name) is not None}
     otherwise = {**default_settings(algorithm.config), **algorithm.preset(written)}
     lines = [
-        *_heading(algorithm, settings.values),
+        *_heading(algorithm, settings.values, policies),
         f"algorithm = {toml_value(algorithm.import_name or algorithm.name)}",
     ]
     for group in GROUPS:
@@ -72,9 +84,10 @@ def config_text(algorithm: Algorithm, settings: MergedSettings) -> str:
     return "\n".join(lines)
 
 
-def _heading(algorithm: Algorithm, values: dict[str, Any]) -> list[str]:
-    text, source = f"Settings for: raceway train {algorithm.name} --config FILE.", algorithm.preset_source(values)
-    text += f" Source of the preset: {source}" if source else ""
+def _heading(algorithm: Algorithm, values: dict[str, Any], policies: str | None) -> list[str]:
+    command = f"raceway train {algorithm.name} --config FILE" + (f" --policies {policies}" if policies else "")
+    source = algorithm.preset_source(values)
+    text = f"Settings for: {command}." + (f" Source of the preset: {source}" if source else "")
     return textwrap.wrap(text, 118, initial_indent="# ", subsequent_indent="# ")
 
 

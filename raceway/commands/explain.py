@@ -6,7 +6,7 @@ import textwrap
 from functools import partial
 
 from raceway.commands.arguments import parse_settings, settings_parser, split_algorithm
-from raceway.commands.config_file_options import add_config_options, config_text, read_config_option
+from raceway.commands.config_file_options import add_config_options, config_text, policies_option, read_config_option
 from raceway.commands.policy_options import add_policies_option
 
 
@@ -31,11 +31,11 @@ def run(arguments: list[str]) -> int:
     from raceway.training.train import make_training
     from raceway.ui.policy_lines import describe_policies
 
-    merged = merge_settings(algorithm, read_config_option(options), settings)
-    if options.print_config:
-        print(config_text(algorithm, merged))
-        return 0
     file = read_config_option(options)
+    merged = merge_settings(algorithm, file, settings)
+    if options.print_config:
+        print(config_text(algorithm, merged, policies_option(options, file)))
+        return 0
     policies = options.policies if options.policies is not None or file is None else file.policies
     cfg, sources = algorithm.settings(**merged.values), algorithm.sources(*merged)
     training = make_training(algorithm, cfg, policies=policies, setting_sources=sources)

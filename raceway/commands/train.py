@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from raceway.commands.arguments import parse_settings, settings_parser, split_algorithm
-from raceway.commands.config_file_options import add_config_options, config_text, read_config_option
+from raceway.commands.config_file_options import add_config_options, config_text, policies_option, read_config_option
 from raceway.commands.policy_options import add_policies_option
 from raceway.commands.training_output import (
     add_callback_option,
@@ -40,7 +40,7 @@ def run(arguments: list[str]) -> int:
     file = read_config_option(options)
     merged = merge_settings(algorithm, file, settings)
     if options.print_config:
-        print(config_text(algorithm, merged))
+        print(config_text(algorithm, merged, policies_option(options, file)))
         return 0
     if options.seeds:
         if options.resume:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from raceway.agents.network_choice import NETWORKS
-from raceway.algorithms import Algorithm, find_algorithm
+from raceway.algorithms import Algorithm, algorithm_names, find_algorithm
 from raceway.checks import unknown_name
 from raceway.envs.multi_agent import is_known_env
 from raceway.errors import ConfigError
@@ -139,6 +139,8 @@ def read_settings_file(path: str | PathLike[str]) -> SettingsFile:
     algorithm = document.values.get(_ALGORITHM)
     if not isinstance(algorithm, str | None):
         raise document.error(_ALGORITHM, f"algorithm must be the name of one, not {algorithm!r}")
+    if algorithm is not None and ":" not in algorithm and algorithm not in (names := algorithm_names()):
+        raise document.error(_ALGORITHM, unknown_name(_ALGORITHM, algorithm, names))
     return SettingsFile(document, algorithm)
 
 

@@ -106,6 +106,20 @@ def test_the_algorithm_may_be_in_the_file(capsys: pytest.CaptureFixture[str]) ->
     assert "b.toml names no algorithm. Add one to it" in capsys.readouterr().err
     assert main(["train", "ppo", "--config", "c.toml"]) == 1
     assert "there is no config file c.toml" in capsys.readouterr().err
+    Path("d.toml").write_text("lr = 0.5\nalgorithm = 'pp'\n")
+    assert main(["train", "--config", "d.toml"]) == 1
+    assert "d.toml, line 2: unknown algorithm 'pp'. Did you mean 'ppo'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["train", "explain"])
+def test_the_printed_file_says_which_policies_belong_to_it(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    env = ["--env", "pettingzoo:mpe2.simple_spread_v3"]
+    text = printed(capsys, command, "ppo", *env, "--policies", "per-agent", "--print-config")
+    assert text.startswith("# Settings for: raceway train ppo --config FILE --policies per-agent.\n")
+    small = "--local --iterations 1 --num-envs 1 --fragment-steps 4 --num-minibatches 1 --num-epochs 1 --run-dir run"
+    printed(capsys, "train", "ppo", *env, *small.split())
+    text = printed(capsys, command, "--config", "run", "--print-config")
+    assert text.startswith("# Settings for: raceway train ppo --config FILE --policies POLICIES.toml.\n")
 
 
 def test_help_header_and_explain_show_settings_of_the_file(capsys: pytest.CaptureFixture[str]) -> None:
