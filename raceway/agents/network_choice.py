@@ -46,13 +46,14 @@ def custom_networks(
     if len(critics) > max_critics:
         takes = "an actor alone" if max_critics == 0 else f"an actor and at most {max_critics} critic(s)"
         raise ConfigError(
-            f"the network function {network!r} returned {1 + len(critics)} networks; this algorithm takes {takes}"
+            f"the network function {_name(network)} returned {1 + len(critics)} networks; this algorithm takes {takes}"
         )
     for critic in critics:
         if hasattr(critic, "initial_state"):
             raise ConfigError(
-                f"the network function {network!r} returned a critic with initial_state: a recurrent critic would be "
-                "trained without its memory. Return a critic of single observations, or use --network lstm or gru."
+                f"the network function {_name(network)} returned a critic with initial_state: a recurrent critic "
+                "would be trained without its memory. Return a critic of single observations, or use --network lstm or "
+                "gru."
             )
     # A bare linear layer would be taken for a second head on the features of the actor.
     return [actor, *(nn.Sequential(critic) if isinstance(critic, nn.Linear) else critic for critic in critics)]
@@ -60,8 +61,13 @@ def custom_networks(
 
 def _check_module(result: Any, network: Any) -> nn.Module:
     if not isinstance(result, nn.Module):
-        raise ConfigError(f"the network function {network!r} returned {result!r}, which is not a torch.nn.Module")
+        raise ConfigError(f"the network function {_name(network)} returned {result!r}, which is not a torch.nn.Module")
     return result
+
+
+def _name(network: Any) -> str:
+    """Return the name of a user's function, for errors."""
+    return str(getattr(network, "__name__", repr(network)))
 
 
 def import_network(network: Any) -> Any:

@@ -137,8 +137,11 @@ def test_an_unknown_network() -> None:
 
 @pytest.mark.parametrize("result", [None, 3, nn.Linear, lambda obs: obs])
 def test_a_function_that_returns_no_network(result: Any) -> None:
-    with pytest.raises(ConfigError, match=r"the network function .* returned .*, which is not a torch\.nn\.Module"):
-        network_for(spaces.Box(-1, 1, (2,)), DISCRETE, lambda *_: result, ())
+    def returns_it(observation_space: Any, action_space: Any) -> Any:
+        return result
+
+    with pytest.raises(ConfigError, match=r"the network function returns_it returned .*, which is not a torch\.nn\."):
+        network_for(spaces.Box(-1, 1, (2,)), DISCRETE, returns_it, ())
 
 
 # Inference in numpy.
