@@ -14,6 +14,7 @@ import pytest
 
 # Programs that tests start would otherwise compile raceway again, each of them.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # for tests that import ONNX Runtime before Raceway does
 
 GENEROUS = 30.0
 """A timeout in seconds that is long enough on any machine."""

@@ -40,7 +40,7 @@ class Config(ActorCriticConfig):
     num_epochs: PositiveInt = 10
     """Epochs over each batch."""
     num_minibatches: PositiveInt = 32
-    """Minibatches per epoch, each for one gradient step."""
+    """Minibatches per epoch, each for one gradient step. For a recurrent network at most one for each sequence."""
     clip: PositiveFloat = 0.2
     """Clipping range ε of the probability ratio."""
     lam: Fraction = 0.95

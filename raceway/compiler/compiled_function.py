@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import onnxruntime
 from torch import Tensor
 
 from raceway.compiler import operators  # noqa: F401 - registers them
@@ -14,6 +14,9 @@ from raceway.compiler.conversion import Converter
 from raceway.compiler.graph import Graph
 from raceway.compiler.product_operators import PRODUCTS
 from raceway.compiler.recording import NotCompilable, Recording
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else importing it starts a thread that reports to its makers
+import onnxruntime
 
 _ERRORS_ONLY = 3
 

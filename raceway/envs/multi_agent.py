@@ -69,6 +69,10 @@ class MultiAgentSettings:
         if not isinstance(self.env, str):
             return self.env
         module_name, _, function = self.env.removeprefix(PETTINGZOO).partition(":")
+        if not module_name:
+            raise ConfigError(
+                f"{self.env!r} names no module. Use pettingzoo:module, such as pettingzoo:mpe2.simple_spread_v3."
+            )
         try:
             module = _import(module_name)
         except ImportError as error:

@@ -332,14 +332,13 @@ class Learner:
             return
         by_segment = has_segments(rows)  # of which a recurrent network sees all steps together
         total = len(rows["segment"] if by_segment else rows["action"])
-        if num > total:
+        if num > total and not by_segment:
             raise ConfigError(
-                f"a batch of {total} {'sequences' if by_segment else 'steps'} cannot be split into {num} minibatches. "
-                f"Use fewer, or more {'environments' if by_segment else 'steps'}."
+                f"a batch of {total} steps cannot be split into {num} minibatches. Use fewer, or more steps."
             )
         order = torch.randperm(total, generator=self.random)
-        if by_segment:
-            yield from segment_minibatches(rows, order, num)
+        if by_segment:  # whose number depends on how many episodes end
+            yield from segment_minibatches(rows, order, min(num, total))
             return
         index = order.to(self.device)
         # Once, so that minibatches are views. `column[index]` takes seven times as long for images.

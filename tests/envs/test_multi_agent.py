@@ -39,6 +39,8 @@ def test_functions_and_their_arguments() -> None:
 def test_errors_say_what_to_give() -> None:
     with pytest.raises(ConfigError, match=r"no_such_module.*raceway\[pettingzoo\]"):
         MultiAgentSettings("pettingzoo:no_such_module", {}).make()
+    with pytest.raises(ConfigError, match="names no module"):
+        MultiAgentSettings("pettingzoo:", {}).make()
     with pytest.raises(ConfigError, match="has neither a parallel_env nor an env"):
         MultiAgentSettings("json", {}).make()
     with pytest.raises(ConfigError, match=r"has no no_such_function. Give module:function"):

@@ -142,6 +142,12 @@ def test_more_minibatches_than_steps_are_refused() -> None:
         Learner(example_agent(), 0.1).train(example_loss, ROWS, num_minibatches=5)
 
 
+def test_there_are_at_most_as_many_minibatches_as_sequences() -> None:
+    rows = {"action": torch.arange(6), "segment": torch.tensor([4, 2]), "state": {}}
+    minibatches = list(Learner(example_agent(), 0.1)._minibatches(rows, 64))
+    assert sorted(minibatch["action"].tolist() for minibatch in minibatches) == [[0, 1, 2, 3], [4, 5]]
+
+
 def test_the_critic_must_be_a_module() -> None:
     with pytest.raises(ConfigError, match=r"not a torch\.nn\.Module"):
         example_actor_critic(OBS_SPACE, ACTION_SPACE, lambda *_: (nn.Linear(3, 2), "a value"))

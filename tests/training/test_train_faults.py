@@ -239,7 +239,8 @@ def test_every_algorithm_survives_kills(name: str, cartpole_dataset: str) -> Non
     result = train(name, env=algorithm.config.env, callbacks=[killer], **settings)
     assert killer.num_killed == 3
     assert result.summary["iterations"] == 14
-    assert any(key.startswith("train/") and key.endswith("loss") for key in result.metrics[-1])
+    # The last iteration of an asynchronous algorithm may be one that only stores transitions.
+    assert any(key.startswith("train/") and key.endswith("loss") for row in result.metrics for key in row)
     restarts = result.metrics[-1][f"{algorithm.source.metrics}/worker_restarts"]
     assert 2 <= restarts <= result.summary["worker_restarts"] <= 3
     if name in ("a2c", "ppo", "maml"):
