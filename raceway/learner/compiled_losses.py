@@ -6,6 +6,7 @@ update as to compute them. A graph has neither, and several threads can compute 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -23,6 +24,7 @@ from raceway.autograd.tape import use_tape
 from raceway.compiler.compiled_function import Call, CompiledFunction
 from raceway.compiler.recording import Draw, NotCompilable, record
 from raceway.learner.active_objectives import ActiveObjective
+from raceway.learner.global_random import may_sample_globally
 from raceway.learner.objectives import Loss, LossOutput, check_loss_output
 from raceway.rl import Batch, tree_map
 
@@ -30,7 +32,7 @@ BLOCK_ROWS, SMALL_BLOCK_ROWS = 128, 1024
 """The number of rows in a block, with and without large layers."""
 _MIN_WEIGHTS = 1 << 14  # of a large layer
 _TOLERANCE = 1e-3  # of gradients
-_MAX_SIZES = 8  # of batches that are compiled for an objective: those whose size varies are not
+_MAX_COMPILED = 8  # times that an objective is compiled: batches whose size varies are not
 _WEIGHTS, _COLUMN, _PRIORITIES = "weights.", "batch.", "priorities"
 
 
@@ -48,11 +50,12 @@ class CompiledLosses:
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
         self._compiled: dict[tuple[str, torch.Size], _CompiledLoss] = {}  # by objective and shape of the actions
+        self._num_compiled: Counter[str] = Counter()
         self.refused: dict[str, str] = {}
         """The reasons for which objectives are not compiled, by name."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"agent": self.agent, "_compiled": {}, "refused": {}}
+        return {"agent": self.agent, "_compiled": {}, "_num_compiled": Counter(), "refused": {}}
 
     def minimise(
         self, objective: ActiveObjective, loss: Loss, batch: Batch, random: torch.Generator
@@ -67,6 +70,7 @@ class CompiledLosses:
             return compiled(batch)
         if objective.name in self.refused or not self._can_compile(objective, loss):
             return None
+        self._num_compiled[objective.name] += 1
         try:
             with objective.isolated():
                 compiled = self._compiled[key] = _CompiledLoss(self.agent, objective, loss, batch, random)
@@ -80,9 +84,8 @@ class CompiledLosses:
         return [len(compiled.blocks) for (name, _), compiled in self._compiled.items() if name == objective]
 
     def _can_compile(self, objective: ActiveObjective, loss: Loss) -> bool:
-        """Whether a loss is a function, for batches of a few sizes."""
-        num_sizes = sum(name == objective.name for name, _ in self._compiled)
-        return num_sizes < _MAX_SIZES and not self.agent.actor.recurrent and _is_plain(loss)
+        """Whether a loss is a function, and neither it nor the size of its batches changes again and again."""
+        return self._num_compiled[objective.name] < _MAX_COMPILED and not self.agent.actor.recurrent and _is_plain(loss)
 
 
 class _Loss(NamedTuple):
@@ -107,6 +110,7 @@ class _CompiledLoss:
         self.agent, self.objective, self.loss, self._random = agent, objective, loss, random
         self._weights = _weights(agent)
         self._addresses: list[int] = []
+        self._samples_globally = may_sample_globally(agent, [loss])
         large = any(parameter.numel() >= _MIN_WEIGHTS for parameter in objective.parameters)
         blocks = split_rows(len(batch["action"]), BLOCK_ROWS if large else SMALL_BLOCK_ROWS)
         has_rows = len({leaf.shape[:1] for _, leaf in _leaves(batch)}) == 1
@@ -138,7 +142,7 @@ class _CompiledLoss:
     def _compile(self, rows: Batch, share: float) -> _Loss:
         """Compile the loss for some rows, whose share of the batch this is."""
         inputs = self._weights | dict(_leaves(rows))
-        with _drawing_nothing(self._random):
+        with self._drawing_nothing():
             recording = record(partial(self._loss_and_gradients, rows, share), list(inputs.values()))
         output, numbers, gradients, columns = recording.result
         weights = _weights(self.agent)
@@ -150,6 +154,17 @@ class _CompiledLoss:
         indices = {index: gradient for index, gradient in enumerate(gradients) if gradient is not None}
         outputs = numbers | {f"gradient {index}": gradient for index, gradient in indices.items()} | columns
         return _Loss(CompiledFunction(recording, inputs, outputs), output, numbers, indices, columns)
+
+    @contextmanager
+    def _drawing_nothing(self) -> Iterator[None]:
+        """Leave generators as they were: a run that is resumed compiles once more."""
+        before, globally = self._random.get_state(), torch.get_rng_state() if self._samples_globally else None
+        try:
+            yield
+        finally:
+            self._random.set_state(before)
+            if globally is not None:
+                torch.set_rng_state(globally)
 
     def _loss_and_gradients(self, rows: Batch, share: float) -> Any:
         known = set(rows)
@@ -165,16 +180,16 @@ class _CompiledLoss:
     def _compare_with_torch(self, batch: Batch) -> None:
         """Refuse a graph that gives other gradients than torch, for another batch than it was recorded with."""
         block = self.blocks[0]
-        with _drawing_nothing(self._random):
+        with self._drawing_nothing():
             self(dict(batch), only_first=True)
-        with _drawing_nothing(self._random), without_fast_paths(), use_tape(None):
+        with self._drawing_nothing(), without_fast_paths(), use_tape(None):
             expected = self._loss_and_gradients(_rows_of(batch, block.rows), block.share)[2]
         if not all(map(_are_close, block.gradients, expected)):
             raise NotCompilable("its graph gives other gradients than torch")
 
     def _is_mean_over_rows(self, batch: Batch) -> bool:
         """Whether the gradients of all rows are the sum of those of the blocks, with the same random numbers."""
-        with _drawing_nothing(self._random):
+        with self._drawing_nothing():
             self(dict(batch))
         gradients = [gradient.clone() for gradient in self.blocks[0].gradients]
         whole = _Block(self._compile(dict(batch), 1.0), slice(None), 1.0, len(batch["action"]), {})
@@ -274,17 +289,6 @@ class _Block:
     def run(self) -> None:
         """Compute the gradients, the numbers and the columns."""
         self._call.run()
-
-
-@contextmanager
-def _drawing_nothing(random: torch.Generator) -> Iterator[None]:
-    """Leave generators as they were: a run that is resumed compiles once more."""
-    before = random.get_state(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.set_state(before[0])
-        torch.set_rng_state(before[1])
 
 
 def _weights(agent: Agent) -> dict[str, Tensor]:

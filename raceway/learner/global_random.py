@@ -31,8 +31,7 @@ class GlobalRandom:
 
     def used_by(self, agent: nn.Module, losses: Iterable[Callable[..., Any]]) -> AbstractContextManager[None]:
         """Use the state for a while, if the agent or a loss may sample from torch's global generator."""
-        plain = is_plain(agent) and all(map(_is_own, losses))
-        return nullcontext() if plain else self._swapped()
+        return self._swapped() if may_sample_globally(agent, losses) else nullcontext()
 
     @contextmanager
     def _swapped(self) -> Iterator[None]:
@@ -47,6 +46,11 @@ class GlobalRandom:
             finally:
                 self.state = torch.get_rng_state().numpy().copy()
                 torch.set_rng_state(before)
+
+
+def may_sample_globally(agent: nn.Module, losses: Iterable[Callable[..., Any]]) -> bool:
+    """Whether an agent or a loss may sample from torch's global generator."""
+    return not (is_plain(agent) and all(map(_is_own, losses)))
 
 
 def _is_own(loss: Any) -> bool:

@@ -206,3 +206,28 @@ def test_batches_of_ever_new_sizes_are_left_to_torch() -> None:
         trained.train({"critics": Objective(loss=critics_loss)}, batch(num_rows), targets=TARGETS)
     assert trained._compiled_losses is not None
     assert len(trained._compiled_losses._compiled) <= 8
+
+
+def test_a_loss_that_is_a_new_function_every_time_is_left_to_torch() -> None:
+    trained, plain = learner(), learner(compiled=False)
+    for seed in range(12):
+        for each in (trained, plain):
+            each.train({"critics": Objective(loss=lambda *args: sum_over_rows(*args))}, batch(16, seed))
+    assert trained._compiled_losses is not None
+    assert trained._compiled_losses._num_compiled["critics"] == 8
+    for ours, theirs in zip(trained.agent.parameters(), plain.agent.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+
+
+def samples_globally(agent: SoftActorCritic, rows: Batch) -> Tensor:
+    return (agent.critics(rows["obs"], rows["action"]) * torch.rand(len(rows["obs"]))).mean()
+
+
+def test_compiling_leaves_torch_s_global_generator_as_it_was() -> None:
+    """A run that is resumed compiles once more, and has to go on as one that was not."""
+    saved, resumed = learner(), learner()
+    objectives = {"critics": Objective(loss=samples_globally)}
+    train(saved, objectives)
+    resumed.restore(saved.state())
+    assert train(resumed, objectives) == train(saved, objectives)
+    assert not refused(saved)
