@@ -36,6 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "batch_size": 64,
     },
 }
+SETTINGS["double_dqn"] = SETTINGS["dqn"]
 
 
 class Recorder:
