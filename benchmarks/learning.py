@@ -223,7 +223,7 @@ def page(rows: list[dict[str, Any]]) -> str:
         "end of the run, exploration included; seconds are training time. The presets were chosen with these seeds, so",
         "other seeds may do a little worse. Of ddpg, sac, td3, tqc, the DQNs on cartpole, and on cartpole-positions,",
         f"CartPole without velocities, a return is the mean of {DETERMINISTIC_EPISODES} deterministic episodes after",
-        "training, with seeds that nothing was chosen with (10 to 12).",
+        "training, with seeds that nothing was chosen with (10 to 12); their curves below are of training episodes.",
         "The preset of cartpole-positions has an LSTM, and the feed-forward network beside it (mlp) has to stay below",
         "its threshold.",
         "",
