@@ -94,5 +94,6 @@ def conversion(*names: str) -> Callable[[Convert], Convert]:
 
 
 def register_all(kinds: dict[str, str], factory: Callable[[str], Convert]) -> None:
+    """Register the conversions of operations that differ only in the kind of ONNX's node."""
     for name, kind in kinds.items():
         CONVERSIONS[name] = factory(kind)

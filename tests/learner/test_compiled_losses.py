@@ -13,7 +13,7 @@ from raceway.agents import Spaces, build_agent
 from raceway.algorithms import find_algorithm
 from raceway.algorithms.sac import SoftActorCritic, actor_loss, critics_loss, temperature_loss
 from raceway.injection import injected
-from raceway.learner.compiled_losses import BLOCK_ROWS
+from raceway.learner.compiled_losses import BLOCK_ROWS, _are_close
 from raceway.learner.learner import Learner, tensors_of
 from raceway.learner.objectives import LossAndMetrics, LossOutput, Objective, Target
 from raceway.rl import Batch, tree_map
@@ -231,3 +231,31 @@ def test_compiling_leaves_torch_s_global_generator_as_it_was() -> None:
     resumed.restore(saved.state())
     assert train(resumed, objectives) == train(saved, objectives)
     assert not refused(saved)
+
+
+def test_a_gradient_that_is_no_number_is_not_the_expected_one() -> None:
+    expected = torch.tensor([1.0, 2.0])
+    assert _are_close(expected.clone(), expected)
+    assert not _are_close(torch.tensor([1.0, float("nan")]), expected)
+    assert not _are_close(torch.tensor([1.0, 2.1]), expected)
+
+
+def counting_loss() -> Any:
+    calls = 0
+
+    def loss(agent: SoftActorCritic, rows: Batch) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return sum_over_rows(agent, rows) * (-2.0) ** calls
+
+    return loss
+
+
+def test_a_closure_whose_number_changes_is_left_to_torch() -> None:
+    hashes = []
+    for compiled in (True, False):
+        trained, objectives = learner(compiled=compiled), {"critics": Objective(loss=counting_loss())}
+        for _ in range(3):
+            trained.train(objectives, batch(16))
+        hashes.append(trained.agent.sha256())
+    assert hashes[0] == hashes[1]

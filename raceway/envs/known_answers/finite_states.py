@@ -88,7 +88,7 @@ class Endless(gym.Env):
         self._remaining = length
 
     def value(self, remaining: int | Array, gamma: float) -> Any:
-        """Return the value with so many steps left, of the shape of `remaining`.
+        """Return the value of states with these numbers of steps left, in the shape of `remaining`.
 
         >>> Endless("truncated").value(3, gamma=0.5), Endless("terminated").value(3, gamma=0.5)
         (2.0, 1.75)
