@@ -69,11 +69,11 @@ class Config(ReplayConfig):
     """Fragments that a worker collects before it gets new weights."""
 
     @property
-    def replay(self) -> ReplaySettings:
+    def replay_settings(self) -> ReplaySettings:
         """Settings of the prioritised replay buffer."""
         settings = {"num_shards": self.replay_shards, "alpha": self.alpha, "beta": self.beta}
         min_size = max(1, self.learning_starts // (2 * self.replay_shards))
-        return dataclasses.replace(super().replay, **settings, min_size=min_size)  # type: ignore[arg-type]
+        return dataclasses.replace(super().replay_settings, **settings, min_size=min_size)  # type: ignore[arg-type]
 
 
 def explorer(spaces: Spaces, cfg: Config) -> EpsilonGreedy:
@@ -99,7 +99,7 @@ def loss(agent: Agent, batch: Batch) -> LossOutput:
 @algorithm("apex", Config, agent=q_network, explorer=explorer, actions=("discrete",))
 def apex(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[TrainStats]:
     """Return the plan."""
-    shards = ctx.replay(cfg.replay)
+    shards = ctx.replay(cfg.replay_settings)
     store = (
         rollouts.for_each(Transitions(cfg.gamma, cfg.n_step))
         .gather_async()

@@ -94,7 +94,7 @@ def actor_loss(agent: DeterministicActorCritic, batch: Batch) -> LossAndMetrics:
 @algorithm("ddpg", Config, agent=agent, explorer=explorer, actions=("box",))
 def ddpg(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[TrainStats]:
     """Return the plan."""
-    shards = ctx.replay(cfg.replay)
+    shards = ctx.replay(cfg.replay_settings)
     targets = Target(("actor", "critic"), tau=cfg.tau, every=cfg.target_every)
     train = TrainOneStep(ctx.learner, critic=critic_loss, actor=actor_loss, targets=targets)
     store = (

@@ -86,7 +86,7 @@ def double_dqn(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[T
     """Return the plan."""
     lengths = {"sequence_steps": cfg.sequence_steps, "burn_in": cfg.burn_in, "fragment_steps": cfg.fragment_steps}
     rows = replay_rows(ctx.learner.agent, cfg.gamma, cfg.n_step, **lengths)
-    shards = ctx.replay(cfg.replay, rows.row_steps)
+    shards = ctx.replay(cfg.replay_settings, rows.row_steps)
     store = (
         rollouts.for_each(rows)
         .gather_sync()

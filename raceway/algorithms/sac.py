@@ -109,7 +109,7 @@ def temperature_loss(agent: SoftActorCritic, batch: Batch) -> LossAndMetrics:
 @algorithm("sac", Config, agent=agent, explorer=explorer, actions=("box",))
 def sac(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[TrainStats]:
     """Return the plan."""
-    shards = ctx.replay(cfg.replay)
+    shards = ctx.replay(cfg.replay_settings)
     targets = Target("critics", tau=cfg.tau, every=cfg.target_every)
     train = TrainOneStep(
         ctx.learner, critics=critics_loss, actor=actor_loss, temperature=temperature_loss, targets=targets

@@ -77,7 +77,7 @@ class ReplayConfig(AlgorithmConfig):
         return max(1, round(self.num_envs * self.fragment_steps / self.steps_per_update))  # type: ignore[attr-defined]
 
     @property
-    def replay(self) -> ReplaySettings:
+    def replay_settings(self) -> ReplaySettings:
         """Settings of the replay buffer."""
         settings = {"capacity": self.buffer_size, "batch_size": self.batch_size, "stacked": self.stacked_frames}
         return ReplaySettings(**settings, seed=self.seed)  # type: ignore[arg-type]

@@ -79,7 +79,7 @@ def loss(agent: QAgent, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
 @algorithm("simple_q", Config, agent=q_network, explorer=explorer, actions=("discrete",))
 def simple_q(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[TrainStats]:
     """Return the plan."""
-    shards = ctx.replay(cfg.replay)
+    shards = ctx.replay(cfg.replay_settings)
     store = (
         rollouts.for_each(Transitions(cfg.gamma))
         .gather_sync()

@@ -105,7 +105,7 @@ def actor_loss(agent: TwinCritics, batch: Batch) -> LossAndMetrics:
 @algorithm("td3", Config, agent=agent, explorer=explorer, actions=("box",))
 def td3(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[TrainStats]:
     """Return the plan."""
-    shards = ctx.replay(cfg.replay)
+    shards = ctx.replay(cfg.replay_settings)
     train = TrainOneStep(
         ctx.learner,
         critics=partial(critics_loss, noise=cfg.target_noise, limit=cfg.target_noise_limit),

@@ -124,7 +124,7 @@ def temperature_loss(agent: QuantileActorCritic, batch: Batch) -> LossAndMetrics
 @algorithm("tqc", Config, agent=agent, explorer=explorer, actions=("box",))
 def tqc(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[TrainStats]:
     """Return the plan."""
-    shards = ctx.replay(cfg.replay)
+    shards = ctx.replay(cfg.replay_settings)
     targets = Target("critics", tau=cfg.tau, every=cfg.target_every)
     train = TrainOneStep(
         ctx.learner,
