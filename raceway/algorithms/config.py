@@ -56,6 +56,11 @@ class TrainingConfig(OutputConfig, OptimiserConfig, WorkerConfig, EnvironmentCho
         check_settings(self)
         if self.address is not None and self.engine != "ray":
             raise ConfigError(f"--address names a Ray cluster, but the engine is {self.engine}. Use --engine ray.")
+        if self.stop_eval_return is not None and self.eval_every is None:
+            raise ConfigError(
+                f"stop_eval_return {self.stop_eval_return:g} is a mean return of evaluations, and there are none. Set "
+                "eval_every too."
+            )
 
     def check_complete(self, *, limited: bool = False) -> None:
         """Refuse to train if a setting is missing that a plan can be shown without.

@@ -52,6 +52,8 @@ class LengthConfig:
     """Number of training iterations."""
     stop_seconds: PositiveFloat | None = None
     """Stop after X seconds of training."""
+    stop_eval_return: float | None = None
+    """Stop when an evaluation (eval_every) has a mean return of at least X."""
     init_from: Annotated[str | Path | None, RESULTS] = None
     """Start from the weights of another run: its directory. Parts of the agent that both have must be of the same
     shape."""

@@ -46,6 +46,10 @@ class PeriodicEvaluator(Stateful):
         """Whether an evaluation is due after this many environment steps, or updates."""
         return self.every is not None and steps // self.every > self.last[0] // self.every
 
+    def reaches(self, mean_return: float | None) -> bool:
+        """Whether the last evaluation has at least this mean return."""
+        return mean_return is not None and self.last[1] is not None and self.last[1] >= mean_return
+
     def __call__(self, steps: int, row: dict[str, Any], stop: Callable[[], object] | None = None) -> bool:
         """Evaluate if due, add the metrics to `row`, and return whether the result is the best so far.
 

@@ -433,6 +433,8 @@ class Training:
         stop_return, mean_return = getattr(cfg, "stop_return", None), report.mean_return
         if stop_return is not None and report.full and mean_return is not None and mean_return >= stop_return:
             return "stop_return"
+        if self.evaluator.reaches(cfg.stop_eval_return):
+            return "stop_eval_return"
         if cfg.total_steps is not None and report.steps >= cfg.total_steps:
             return str(cfg.progress.setting)
         if cfg.num_iterations is not None and report.iterations >= cfg.num_iterations:

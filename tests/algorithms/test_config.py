@@ -20,6 +20,7 @@ from raceway.settings.field_types import PositiveFloat
         ("ppo", {"clip": -3.0}, "clip must be a number above 0"),
         ("ppo", {"value_coef": float("nan")}, "value_coef must be a finite number, not nan"),
         ("ppo", {"stop_return": float("inf")}, "stop_return must be a finite number, not inf"),
+        ("ppo", {"stop_eval_return": 9.0}, "stop_eval_return 9 is a mean return of evaluations.*Set eval_every too"),
         ("ppo", {"hidden": (64, 0)}, "the width of a hidden layer must be a whole number from 1, not 0"),
         ("ppo", {"hidden": 64}, r"hidden must be the widths of the hidden layers, such as \(64, 64\), not 64"),
         ("dqn", {"epsilon": 1.5}, "epsilon must be a number from 0 to 1"),

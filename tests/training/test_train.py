@@ -209,6 +209,8 @@ def test_a_missing_network_is_an_error() -> None:
         ({"total_timesteps": 300, "iterations": None}, "total_timesteps"),
         ({"stop_seconds": 1e-6, "iterations": None}, "stop_seconds"),
         ({"stop_return": 5.0, "iterations": 9}, "stop_return"),
+        ({"stop_eval_return": 1.0, "eval_every": 1, "eval_episodes": 1, "iterations": 9}, "stop_eval_return"),
+        ({"stop_eval_return": 1e6, "eval_every": 1, "eval_episodes": 1, "iterations": 2}, "iterations"),
         ({"total_timesteps": 10**9, "iterations": 1}, "iterations"),
     ],
 )
