@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from _harness import Report
-from throughput import PROGRAMS, matrix_multiply_flops, python_of, run, steady_rate, train_raceway
+from _peers import PROGRAMS, matrix_multiply_flops, python_of, run, steady_rate, train_raceway
 from torch import nn
 
 from raceway.agents import Spaces, build_agent

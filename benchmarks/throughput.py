@@ -1,6 +1,6 @@
 """Training compared with other libraries, each in its own virtual environment, one after the other.
 
-python benchmarks/throughput.py --peers DIR [--only solve impala cheetah sac recurrent ray] [--runs 3]
+python benchmarks/throughput.py --peers DIR [--only solve impala cheetah recurrent ray] [--runs 3]
 
 The virtual environments are created in DIR the first time. Only settings that pass the learning gate count: Raceway
 trains with its presets.
@@ -9,58 +9,12 @@ trains with its presets.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
-from typing import Any
 
 from _harness import Report
-
-PROGRAMS = Path(__file__).parent / "peers"
-NEEDS = {
-    "sb3": ["stable-baselines3", "gymnasium[mujoco]"],
-    "sb3contrib": ["sb3-contrib"],
-    "rllib": ["ray[rllib]"],
-    "sf": ["sample-factory"],
-    "sbx": ["sbx-rl", "gymnasium[mujoco]"],
-    "sb3-images": ["stable-baselines3", "gymnasium[box2d]", "ale-py", "opencv-python-headless"],
-}
-CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"
-CONSTRAINED = ("sb3-images",)  # the peers that can have the versions that Raceway is tested with
-TORCH = "torch==2.13.0"
-
-
-def python_of(peers: Path, name: str) -> str:
-    """Return the interpreter of a peer's virtual environment, creating it if needed."""
-    python = peers / name / "bin" / "python"
-    if not python.exists():
-        print(f"installing {name} into {peers / name}", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", str(peers / name)], check=True)
-        constraints = ["-c", str(CONSTRAINTS)] if name in CONSTRAINED else []
-        for packages in ([TORCH], [TORCH, *NEEDS[name]]):
-            subprocess.run([str(python), "-m", "pip", "install", "--quiet", *constraints, *packages], check=True)
-    return str(python)
-
-
-def run(*command: str) -> tuple[dict[str, Any], float]:
-    """Run a program; return the JSON on its last line, and the seconds from the prompt to its end."""
-    start = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, timeout=1800)
-    seconds = time.perf_counter() - start
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-    return json.loads(done.stdout.strip().splitlines()[-1]), seconds
-
-
-def train_raceway(algorithm: str, *options: str) -> tuple[dict[str, Any], float]:
-    """Train with Raceway, from the shell prompt."""
-    return run(sys.executable, "-m", "raceway", "train", algorithm, "--json", *options)
+from _peers import PROGRAMS, python_of, run, steady_rate, train_raceway
 
 
 def solve(report: Report, peers: Path, runs: int) -> None:
@@ -116,14 +70,6 @@ def impala(report: Report, peers: Path, runs: int) -> None:
         )
 
 
-def steady_rate(path: Path, warm_up: int = 100_000) -> float:
-    """Return the environment steps per second of a run after its warm-up."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    steps, seconds = "time/total_timesteps", "time/time_elapsed"
-    first = next(row for row in rows if row[steps] >= warm_up)
-    return (rows[-1][steps] - first[steps]) / (rows[-1][seconds] - first[seconds])
-
-
 def cheetah(report: Report, peers: Path, runs: int) -> None:
     """Compare environment steps per second of PPO on HalfCheetah, with the same epochs and minibatches."""
     python = python_of(peers, "sb3")
@@ -143,64 +89,6 @@ def cheetah(report: Report, peers: Path, runs: int) -> None:
         raceway_per_s=statistics.median(ours),
         sb3_per_s=statistics.median(theirs),
     )
-
-
-def sac(report: Report, peers: Path, runs: int) -> None:
-    """Compare environment steps per second of SAC on HalfCheetah: one gradient step per step."""
-    warm_up, steps = 500, 1500
-    rates: dict[str, list[float]] = {"raceway": [], "sb3": [], "sbx": []}
-    limits = []
-    for seed in range(runs):
-        limits.append(matrix_multiply_flops() / SAC_UPDATE_FLOPS)
-        with tempfile.TemporaryDirectory() as folder:
-            options = ("--env", "HalfCheetah-v5", "--local", "--run-dir", f"{folder}/run")
-            length = ("--learning-starts", "100", "--total-timesteps", str(warm_up + steps))
-            train_raceway("sac", *options, *length, "--seed", str(seed))
-            rates["raceway"].append(steady_rate(Path(folder, "run", "metrics.jsonl"), warm_up))
-        for library in ("sb3", "sbx"):
-            script, length = str(PROGRAMS / "sac.py"), ("--warm-up", str(warm_up), "--steps", str(steps))
-            result, _ = run(python_of(peers, library), script, "--library", library, *length, "--seed", str(seed))
-            rates[library].append(result["steps"] / result["seconds"])
-    medians = {name: statistics.median(values) for name, values in rates.items()}
-    for library, name, bar in (("sb3", "Stable-Baselines3", 1.5), ("sbx", "SBX (JAX, after compiling)", 1.0)):
-        ratio = statistics.median(ours / theirs for ours, theirs in zip(rates["raceway"], rates[library], strict=True))
-        report.row(
-            f"SAC on HalfCheetah-v5, one gradient step per step: Raceway / {name}, steps/s",
-            f"at least {bar:g}",
-            ratio >= bar,
-            ratio=ratio,
-            raceway_per_s=medians["raceway"],
-            other_per_s=medians[library],
-            limit_of_matrix_products_per_s=statistics.median(limits),
-        )
-
-
-def matrix_multiply_flops(size: int = 256, times: int = 3000) -> float:
-    """Return the floating-point operations per second of CPU time of products of square matrices, on all cores.
-
-    The products are those of oneDNN, which are faster than `torch.mm`.
-    """
-    import torch
-
-    torch.set_num_threads(1)
-    matrix, multiply = torch.rand(size, size), torch.ops.mkldnn._linear_pointwise
-    start = time.process_time()
-    for _ in range(times):
-        multiply(matrix, matrix, None, "none", [], "")
-    seconds = time.process_time() - start
-    return len(os.sched_getaffinity(0)) * 2 * size**3 * times / seconds
-
-
-def _sac_update_flops(batch: int = 256, obs: int = 17, actions: int = 6, width: int = 256) -> int:
-    """Return the operations of the matrix products in one update of SAC on HalfCheetah."""
-    actor = obs * width + width * width + width * 2 * actions
-    critics = 2 * ((obs + actions) * width + width * width + width)
-    # Of the actor, two forward passes and one backward pass, which counts twice. Of the critics, forward passes of the
-    # targets, of the trained ones and for the actor; backward passes to their weights and, counted once, to the actor.
-    return 2 * batch * (4 * actor + 6 * critics)
-
-
-SAC_UPDATE_FLOPS = _sac_update_flops()
 
 
 def recurrent(report: Report, peers: Path, runs: int) -> None:
@@ -253,7 +141,7 @@ def on_ray(report: Report, peers: Path, runs: int) -> None:
 
 
 PARTS = {
-    "solve": solve, "impala": impala, "cheetah": cheetah, "sac": sac, "recurrent": recurrent, "ray": on_ray,
+    "solve": solve, "impala": impala, "cheetah": cheetah, "recurrent": recurrent, "ray": on_ray,
 }  # fmt: skip
 
 
