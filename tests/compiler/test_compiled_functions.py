@@ -17,6 +17,7 @@ MASK = torch.arange(ROWS * COLUMNS).reshape(ROWS, COLUMNS) % 3 == 0
 INDEX = (torch.arange(ROWS * 2) * 7 % COLUMNS).reshape(ROWS, 2)
 FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "arithmetic": lambda x, y: (2 * x + y / 3 - 1) * -y + (1 - x) / (1 + y.square()),
+    "divided by powers of two": lambda x, y: (x / 4 + y / -0.5) / 1,
     "alpha": lambda x, y: torch.add(x, y, alpha=0.5) - torch.sub(x, y, alpha=2),
     "exponentials": lambda x, y: x.exp() + y.abs().add(1).log() + y.square().log1p() + x.sigmoid() * y.tanh(),
     "powers": lambda x, y: x**3 + (y.abs() + 1) ** 0.5 + (y.abs() + 1).rsqrt() + x.square(),
