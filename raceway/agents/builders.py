@@ -33,10 +33,11 @@ def build_agent(make: MakeAgent, spaces: Spaces, cfg: Any, seed: int | None = 0)
         return make(spaces, cfg)
 
 
-def actor(spaces: Spaces, cfg: Any) -> Agent:
-    """Return an agent that only acts, with the settings `network` and `hidden`."""
+def actor(spaces: Spaces, cfg: Any, *, layer_norm: bool = False) -> Agent:
+    """Return an agent that only acts, with the settings `network` and `hidden`; see `network_for`."""
     obs_space, _ = network_obs_space(spaces.observation)
-    policy = Policy(*spaces, network_for(obs_space, spaces.action, cfg.network, cfg.hidden or ()))
+    network = network_for(obs_space, spaces.action, cfg.network, cfg.hidden or (), layer_norm=layer_norm)
+    policy = Policy(*spaces, network)
     if not isinstance(cfg.network, str):
         policy.unused_settings = _unused(cfg, _CUSTOM, "hidden")
     return Agent(policy)
@@ -127,11 +128,11 @@ def actor_and_critics(
     return policy, CriticList(obs_space, spaces.action, critics)
 
 
-def q_network(spaces: Spaces, cfg: Any) -> QAgent:
-    """Return an agent whose actor's outputs are the Q-values of discrete actions."""
+def q_network(spaces: Spaces, cfg: Any, *, layer_norm: bool = False) -> QAgent:
+    """Return an agent whose actor's outputs are the Q-values of discrete actions; see `network_for`."""
     if not isinstance(spaces.action, Discrete):
         raise ConfigError(f"a Q-network needs discrete actions (Discrete), not {spaces.action}")
-    policy = actor(spaces, cfg).actor
+    policy = actor(spaces, cfg, layer_norm=layer_norm).actor
     if not policy.recurrent:
         unused = _unused(cfg, "it has no memory, so replay has no sequences", "sequence_steps", "burn_in")
         policy.unused_settings = {**policy.unused_settings, **unused}

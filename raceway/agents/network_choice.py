@@ -27,12 +27,26 @@ RECURRENT = ("lstm", "gru")
 
 
 def network_for(
-    observation_space: spaces.Space, action_space: spaces.Space, network: Any, hidden: Sequence[int]
+    observation_space: spaces.Space,
+    action_space: spaces.Space,
+    network: Any,
+    hidden: Sequence[int],
+    *,
+    layer_norm: bool = False,
 ) -> nn.Module:
-    """Make a network: one of `NETWORKS`, or by a user's `function(observation_space, action_space)`."""
+    """Make a network: one of `NETWORKS`, or by a user's `function(observation_space, action_space)`.
+
+    Args:
+        observation_space: the space of the observations that the network sees.
+        action_space: the action space.
+        network: the name of a network, or the function.
+        hidden: the widths of the hidden layers.
+        layer_norm: whether the feed-forward network normalises the inputs of its activations.
+    """
     if isinstance(network, str):
         make = NETWORKS[check_choice("network", network, NETWORKS)]
-        return make(observation_space, action_space, tuple(hidden))
+        options = {"layer_norm": True} if layer_norm and network not in RECURRENT else {}
+        return make(observation_space, action_space, tuple(hidden), **options)
     return custom_networks(observation_space, action_space, network)[0]
 
 

@@ -219,17 +219,23 @@ def mlp(
     hidden: Sequence[int] = (128,),
     activation: type[nn.Module] = nn.ReLU,
     encoder: Encoder | None = None,
+    layer_norm: bool = False,
 ) -> Layers:
-    """Return a feed-forward network: an encoder, hidden layers, and a head for the actions."""
-    layers, size = _layers(encoder or Encoder(observation_space), hidden, activation)
+    """Return a feed-forward network: an encoder, hidden layers, and a head for the actions.
+
+    With `layer_norm` the inputs of activations are normalised (Ba et al. 2016, https://arxiv.org/abs/1607.06450).
+    """
+    layers, size = _layers(encoder or Encoder(observation_space), hidden, activation, layer_norm)
     return Layers(*layers, ActionHead(size, action_space))
 
 
-def _layers(encoder: Encoder, hidden: Sequence[int], activation: type[nn.Module]) -> tuple[list[nn.Module], int]:
+def _layers(
+    encoder: Encoder, hidden: Sequence[int], activation: type[nn.Module], layer_norm: bool = False
+) -> tuple[list[nn.Module], int]:
     layers: list[nn.Module] = [encoder]
     size = encoder.size
     for width in hidden:
-        layers += [nn.Linear(size, width), activation()]
+        layers += [nn.Linear(size, width), *([nn.LayerNorm(width)] if layer_norm else []), activation()]
         size = width
     return layers, size
 

@@ -7,7 +7,7 @@ Between two environment steps torch's dispatch code drops out of the caches: mea
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import nn
@@ -15,19 +15,48 @@ from torch import nn
 from raceway.agents.distributions import Bounded, Categorical, Deterministic, Distribution, Gaussian, SquashedGaussian
 from raceway.agents.networks import ActionHead, Encoder
 from raceway.autograd.fast_paths import fast_paths_enabled
+from raceway.autograd.layer_norm import is_plain_norm
 from raceway.autograd.layers import Layers
 
 Array = np.ndarray
 Activation = Callable[[Array], Any]
-LayerStep = tuple[Array, Array, Array, Activation | None]
-"""The weights of a layer, its input buffer, its output buffer, and its activation."""
-
 _ZERO = np.float32(0)
 _ACTIVATIONS: dict[type[nn.Module], Activation] = {
     nn.ReLU: lambda x: np.maximum(x, _ZERO, out=x),
     nn.Tanh: lambda x: np.tanh(x, out=x),
 }
 _NOISE_ROWS = 2048  # rows of noise sampled at once
+
+
+class _Norm:
+    """Layer normalisation of columns, [width, B], whose mean is 0 already."""
+
+    def __init__(self, norm: nn.LayerNorm) -> None:
+        self.weight, self.bias = (part.detach().numpy()[:, None].copy() for part in (norm.weight, norm.bias))
+        self.share, self.epsilon = np.float32(1 / len(self.weight)), np.float32(norm.eps)
+
+    def __call__(self, x: Array) -> None:
+        """Normalise in place."""
+        deviation = np.einsum("ij,ij->j", x, x)
+        deviation *= self.share
+        deviation += self.epsilon
+        np.sqrt(deviation, out=deviation)
+        x /= deviation
+        x *= self.weight
+        x += self.bias
+
+
+class _Layer(NamedTuple):
+    """A linear layer, and what follows it."""
+
+    weight: Array
+    """With the bias as a last column."""
+    norm: _Norm | None
+    activation: Activation | None
+
+
+LayerStep = tuple[_Layer, Array, Array]
+"""A layer, its input buffer and its output buffer."""
 
 
 class NumpyActor:
@@ -45,12 +74,8 @@ class NumpyActor:
     ) -> None:
         encoder, *rest = network
         self.width: int = encoder.size
-        self.layers = [
-            (_with_bias(layer), _ACTIVATIONS.get(type(after)))
-            for layer, after in zip(rest, [*rest[1:], None], strict=True)
-            if isinstance(layer, nn.Linear)
-        ]
-        self.num_outputs = len(self.layers[-1][0])
+        self.layers = _layers(rest)
+        self.num_outputs = len(self.layers[-1].weight)
         """The number of network outputs for one observation, without deviations."""
         self.distribution, self.random = distribution, random
         self.discrete = isinstance(distribution, Categorical)
@@ -98,19 +123,21 @@ class NumpyActor:
             x -= self._mean
             x *= self._scale
             np.clip(x, -self.normaliser.limit, self.normaliser.limit, out=x)
-        for weight, before, x, activation in steps:
+        for (weight, norm, activation), before, x in steps:
             np.dot(weight, before, x)
+            if norm is not None:
+                norm(x)
             if activation is not None:
                 activation(x)
         return x
 
     def _allocate(self, num: int) -> tuple[Array, list[LayerStep]]:
         """Allocate the buffers for `num` observations, and return the input buffer and the layers' steps."""
-        sizes = [self.width, *(len(weight) for weight, _ in self.layers)]
+        sizes = [self.width, *(len(layer.weight) for layer in self.layers)]
         buffers = [np.ones((size + 1, num), np.float32) for size in sizes]
         steps = [
-            (weight, before, after[:-1], activation)
-            for (weight, activation), before, after in zip(self.layers, buffers, buffers[1:], strict=False)
+            (layer, before, after[:-1])
+            for layer, before, after in zip(self.layers, buffers, buffers[1:], strict=False)
         ]
         self._steps[num] = buffers[0][:-1], steps
         return self._steps[num]
@@ -147,7 +174,7 @@ def make_numpy_actor(
 
 
 def _is_plain(network: nn.Module) -> bool:
-    """Whether a network is an encoder of vectors, then linear layers with or without activations between them."""
+    """Whether a network is an encoder of vectors, then linear layers, each with or without a norm and an activation."""
     if not isinstance(network, nn.Sequential) or type(network) not in (nn.Sequential, Layers) or len(network) < 2:
         return False
     encoder: Any
@@ -157,12 +184,30 @@ def _is_plain(network: nn.Module) -> bool:
     before: Any = None
     for layer in rest:
         if type(layer) in _ACTIVATIONS:
-            if type(before) is not nn.Linear:
+            if type(before) not in (nn.Linear, nn.LayerNorm):
+                return False
+        elif type(layer) is nn.LayerNorm:
+            if type(before) is not nn.Linear or not is_plain_norm(layer, before.out_features):
                 return False
         elif type(layer) not in ((nn.Linear, ActionHead) if layer is rest[-1] else (nn.Linear,)) or layer.bias is None:
             return False
         before = layer
     return True
+
+
+def _layers(modules: list[nn.Module]) -> list[_Layer]:
+    """Return the linear layers of a plain network, each with what follows it."""
+    layers: list[_Layer] = []
+    for module in modules:
+        if isinstance(module, nn.Linear):
+            layers.append(_Layer(_with_bias(module), None, None))
+        elif isinstance(module, nn.LayerNorm):
+            # The mean of what a linear layer returns is linear too, and can be subtracted from the weights at once.
+            weight = layers[-1].weight
+            layers[-1] = _Layer(weight - weight.mean(0), _Norm(module), None)
+        else:
+            layers[-1] = layers[-1]._replace(activation=_ACTIVATIONS[type(module)])
+    return layers
 
 
 def _with_bias(layer: nn.Linear) -> Array:

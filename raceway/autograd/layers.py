@@ -1,15 +1,16 @@
-"""Linear layers and the activations between them, forward and backward in numpy; see `tape`."""
+"""Linear layers, the activations between them and layer normalisation, forward and backward in numpy; see `tape`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from raceway.autograd import matrix_products as products
+from raceway.autograd.layer_norm import Normalised, is_plain_norm, normalise, normalised_gradients
 from raceway.autograd.row_blocks import run_parallel, split_rows
 from raceway.autograd.tape import add_gradient, can_use_numpy, tape_for
 
@@ -48,19 +49,45 @@ def run_layers(layers: Sequence[nn.Module], x: Tensor) -> Tensor:
     return output if add_log_std is None else add_log_std(output)
 
 
-def _linear_layers(layers: Sequence[nn.Module]) -> tuple[list[nn.Linear], list[str]] | None:
-    """Return the linear layers and the activation after each; or None if a layer is of another type."""
+def _linear_layers(
+    layers: Sequence[nn.Module],
+) -> tuple[list[nn.Linear], list[str], list[nn.LayerNorm | None]] | None:
+    """Return the linear layers, the activation and the normalisation before it of each; or None for other layers."""
     linear: list[nn.Linear] = []
     activations: list[str] = []
+    norms: list[nn.LayerNorm | None] = []
     for layer in layers:
         if isinstance(layer, nn.Linear) and layer.bias is not None:
             linear.append(layer)
             activations.append("none")
-        elif type(layer) in ACTIVATIONS and activations and activations[-1] == "none":
+            norms.append(None)
+        elif not linear or activations[-1] != "none":
+            return None
+        elif type(layer) in ACTIVATIONS:
             activations[-1] = ACTIVATIONS[type(layer)]
+        elif norms[-1] is None and is_plain_norm(layer, linear[-1].out_features):
+            norms[-1] = layer  # type: ignore[assignment]
         else:
             return None
-    return (linear, activations) if activations else None
+    return (linear, activations, norms) if linear else None
+
+
+class _Pass(NamedTuple):
+    """What the backward pass of some rows needs."""
+
+    outputs: list[Array]
+    """The input, and the output of every layer."""
+    normalised: list[Normalised | None]
+    """What every layer's normalisation computed, if it has one."""
+
+
+class _Gradients(NamedTuple):
+    """The gradients of one layer for some rows. None stands for what is not trained, or is not there."""
+
+    weight: Array | None
+    bias: Array
+    norm: tuple[Array, Array] | None
+    """Of the weight and the bias of its normalisation."""
 
 
 class ForwardPass:
@@ -69,8 +96,15 @@ class ForwardPass:
     Layers that are very large, as after convolutions, are computed in blocks of rows.
     """
 
-    def __init__(self, x: Tensor, layers: list[nn.Linear], activations: list[str]) -> None:
+    def __init__(
+        self,
+        x: Tensor,
+        layers: list[nn.Linear],
+        activations: list[str],
+        norms: Sequence[nn.LayerNorm | None] | None = None,
+    ) -> None:
         self.x, self.layers, self.activations = x, layers, activations
+        self.norms = norms or [None] * len(layers)
         self.weights = [layer.weight.detach().numpy() for layer in layers]
         rows = x.detach().numpy()
         num_rows = rows.size // max(rows.shape[-1], 1)
@@ -85,40 +119,57 @@ class ForwardPass:
     @property
     def output(self) -> Array:
         """The output of the last layer."""
-        output = _joined([outputs[-1] for outputs in self.passes])
+        output = _joined([each.outputs[-1] for each in self.passes])
         return output.reshape(*self.x.shape[:-1], output.shape[-1])
 
-    def _forward(self, x: Array) -> list[Array]:
-        """Return the input and the output of every layer."""
-        outputs, linear = [x], products.large_linear if self.large else products.small_linear
-        for layer, weight, activation in zip(self.layers, self.weights, self.activations, strict=True):
-            x = linear(x, weight, layer.bias.detach().numpy(), activation)
+    def _forward(self, x: Array) -> _Pass:
+        """Compute the output of every layer."""
+        outputs, normalised = [x], list[Normalised | None]()
+        linear = products.large_linear if self.large else products.small_linear
+        for layer, weight, activation, norm in zip(
+            self.layers, self.weights, self.activations, self.norms, strict=True
+        ):
+            bias = layer.bias.detach().numpy()
+            if norm is None:
+                x = linear(x, weight, bias, activation)
+                normalised.append(None)
+            else:
+                x, saved = normalise(linear(x, weight, bias, "none"), norm)
+                x = products.activate(x, activation)
+                normalised.append(saved)
             outputs.append(x)
-        return outputs
+        return _Pass(outputs, normalised)
 
     def backward(self, gradient: Array) -> None:
         """Add to the gradients of the layers and of the input, from the gradient of the last output."""
         gradient = gradient.reshape(-1, gradient.shape[-1])
-        blocks = [(gradient[rows], outputs) for rows, outputs in zip(self.blocks, self.passes, strict=True)]
+        blocks = [(gradient[rows], each) for rows, each in zip(self.blocks, self.passes, strict=True)]
         results = run_parallel(lambda block: self._backward(*block), blocks)
         for gradients, _ in results:  # in a fixed order
-            for layer, (weight, bias) in zip(reversed(self.layers), gradients, strict=True):
-                if weight is not None:
-                    add_gradient(layer.weight, weight)
-                add_gradient(layer.bias, bias)
+            for layer, norm, own in zip(reversed(self.layers), reversed(self.norms), gradients, strict=True):
+                if own.weight is not None:
+                    add_gradient(layer.weight, own.weight)
+                add_gradient(layer.bias, own.bias)
+                if norm is not None and own.norm is not None:
+                    add_gradient(norm.weight, own.norm[0])
+                    add_gradient(norm.bias, own.norm[1])
         if self.x.requires_grad:
             add_gradient(self.x, _joined([flow for _, flow in results]).reshape(self.x.shape))
 
-    def _backward(self, gradient: Array, outputs: list[Array]) -> tuple[list[tuple[Array | None, Array]], Array]:
-        """Return the gradients of weights and biases, of the last layer first, and of the input if it needs one."""
-        gradients: list[tuple[Array | None, Array]] = []
-        rows = [output if output.ndim == 2 else output.reshape(-1, output.shape[-1]) for output in outputs]
+    def _backward(self, gradient: Array, rows_of: _Pass) -> tuple[list[_Gradients], Array]:
+        """Return the gradients of every layer, of the last one first, and of the input if it needs one."""
+        gradients: list[_Gradients] = []
+        rows = [output if output.ndim == 2 else output.reshape(-1, output.shape[-1]) for output in rows_of.outputs]
         for index in reversed(range(len(self.layers))):
             gradient = products.activation_gradient(gradient, rows[index + 1], self.activations[index])
+            norm, normalised, of_norm = self.norms[index], rows_of.normalised[index], None
+            if norm is not None and normalised is not None:
+                gradient, *others = normalised_gradients(gradient, normalised, norm)
+                of_norm = others[0], others[1]
             weight = None
             if self.layers[index].weight.requires_grad:
                 weight = products.weight_gradient(gradient, rows[index], self.large)
-            gradients.append((weight, products.bias_gradient(gradient)))
+            gradients.append(_Gradients(weight, products.bias_gradient(gradient), of_norm))
             if index or self.x.requires_grad:
                 gradient = products.input_gradient(gradient, self.weights[index], self.large)
         return gradients, gradient

@@ -69,11 +69,16 @@ def small_linear(x: Array, weight: Array, bias: Array, activation: str) -> Array
     """Return the same for another network."""
     output = x @ weight.T
     output += bias
+    return activate(output, activation)
+
+
+def activate(x: Array, activation: str) -> Array:
+    """Apply an activation in place, and return the array."""
     if activation == "relu":
-        np.maximum(output, _ZERO, out=output)
+        np.maximum(x, _ZERO, out=x)
     elif activation == "tanh":
-        np.tanh(output, out=output)
-    return output
+        np.tanh(x, out=x)
+    return x
 
 
 def activation_gradient(gradient: Array, output: Array, activation: str) -> Array:

@@ -85,3 +85,31 @@ def _softmax_backward(c: Converter, op: Operation) -> str:
 def _logsumexp(c: Converter, op: Operation) -> str:
     keep = int(op.kwargs.get("keepdim", op.args[2] if len(op.args) > 2 else False))
     return c.graph.add("ReduceLogSumExp", c.value(op.args[0]), c.graph.integers(*_dims(op) or ()), keepdims=keep)
+
+
+@conversion("native_layer_norm")
+def _layer_norm(c: Converter, op: Operation) -> list[str]:
+    x, shape, weight, bias, epsilon = op.args
+    scale = torch.ones(shape) if weight is None else weight
+    shift = torch.zeros(shape) if bias is None else bias
+    inputs = (c.value(entry) for entry in (x, scale, shift))
+    return c.graph.add_several(3, "LayerNormalization", *inputs, axis=x.ndim - len(shape), epsilon=epsilon)
+
+
+@conversion("native_layer_norm_backward")
+def _layer_norm_backward(c: Converter, op: Operation) -> list[str | None]:
+    """With x̂ = (x - mean) / deviation and h = gradient · weight: (h - mean h - x̂ mean(h x̂)) / deviation."""
+    gradient, x, shape, mean, scale, weight, _, wanted = op.args
+    inner = c.graph.integers(*range(x.ndim - len(shape), x.ndim))
+    outer = c.graph.integers(*range(x.ndim - len(shape)))
+    incoming, deviation = c.value(gradient), c.value(scale)
+    normal = c.graph.add("Mul", c.graph.add("Sub", c.value(x), c.value(mean)), deviation)
+    weighted = incoming if weight is None else c.graph.add("Mul", incoming, c.value(weight))
+    along = c.graph.add("ReduceMean", c.graph.add("Mul", weighted, normal), inner, keepdims=1)
+    centred = c.graph.add("Sub", weighted, c.graph.add("ReduceMean", weighted, inner, keepdims=1))
+    flow = c.graph.add("Mul", c.graph.add("Sub", centred, c.graph.add("Mul", normal, along)), deviation)
+    sums: list[str | None] = [
+        (c.graph.add("ReduceSum", entry, outer, keepdims=0) if x.ndim > len(shape) else entry) if is_wanted else None
+        for entry, is_wanted in zip((c.graph.add("Mul", incoming, normal), incoming), wanted[1:], strict=True)
+    ]
+    return [flow, *sums]

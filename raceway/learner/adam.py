@@ -1,4 +1,4 @@
-"""Adam: Kingma & Ba 2014, https://arxiv.org/abs/1412.6980.
+"""Adam: Kingma & Ba 2014, https://arxiv.org/abs/1412.6980; and RAdam: Liu et al. 2019, https://arxiv.org/abs/1908.03265.
 
 torch's own optimisers import its compiler when they are made, which takes 2.4 s: half of the time from the prompt to
 the end of a short run. This one does the same arithmetic on one long vector, and makes the parameters and their
@@ -63,29 +63,33 @@ class Adam:
     @torch.no_grad()
     def step(self) -> None:
         """Take one gradient step."""
+        self._take_step(self.lr, self.epsilon)
+
+    def _take_step(self, lr: float, epsilon: float) -> None:
+        """Take a step with this learning rate α and this ε."""
         self.steps += 1
         beta1, beta2 = self.betas
-        scale, lr = math.sqrt(1 - beta2**self.steps), self.lr / (1 - beta1**self.steps)
+        scale, corrected_lr = math.sqrt(1 - beta2**self.steps), lr / (1 - beta1**self.steps)
         for vector in self.vectors:
             size = len(vector.values)
             if size >= _MIN_FUSED:
                 # The last bits depend on how the vector is split, so threads must not matter.
-                run_blocks(partial(self._fused_step, vector), split_rows(size, _BLOCK_SIZE))
+                run_blocks(partial(self._fused_step, vector, lr, epsilon), split_rows(size, _BLOCK_SIZE))
                 continue
             gradient, first, second = vector.gradient, vector.first, vector.second
             first.lerp_(gradient, 1 - beta1)
             second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-            vector.values.addcdiv_(first, second.sqrt().div_(scale).add_(self.epsilon), value=-lr)
+            vector.values.addcdiv_(first, second.sqrt().div_(scale).add_(epsilon), value=-corrected_lr)
 
-    def _fused_step(self, vector: _FlatParameters, block: slice) -> None:
+    def _fused_step(self, vector: _FlatParameters, lr: float, epsilon: float, block: slice) -> None:
         """Do the same by torch's operation, which passes over the memory once instead of eight times."""
         values, gradient, first, second = (
             [part[block]] for part in (vector.values, vector.gradient, vector.first, vector.second)
         )
         beta1, beta2 = self.betas
         torch._fused_adam_(
-            values, gradient, first, second, [], [torch.tensor(float(self.steps))], lr=self.lr, beta1=beta1,
-            beta2=beta2, weight_decay=0.0, eps=self.epsilon, amsgrad=False, maximize=False,
+            values, gradient, first, second, [], [torch.tensor(float(self.steps))], lr=lr, beta1=beta1,
+            beta2=beta2, weight_decay=0.0, eps=epsilon, amsgrad=False, maximize=False,
         )  # fmt: skip
 
     def state(self) -> Any:
@@ -99,6 +103,32 @@ class Adam:
         for vector, (first, second) in zip(self.vectors, state["moments"], strict=True):
             vector.first.copy_(torch.from_numpy(np.array(first)))
             vector.second.copy_(torch.from_numpy(np.array(second)))
+
+
+class RAdam(Adam):
+    """Adam whose steps are shorter while few gradients were seen, as v̂ is unreliable then; the first ones leave it out.
+
+    Its steps are those of Adam with α r instead of α, where r follows from the number t of steps:
+    ρ∞ = 2 / (1 - β₂) - 1, ρ = ρ∞ - 2t β₂ᵗ / (1 - β₂ᵗ), r = √((ρ - 4)(ρ - 2)ρ∞ / ((ρ∞ - 4)(ρ∞ - 2)ρ)).
+    While ρ ≤ 5 they are θ ← θ - α m̂.
+    """
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Take one gradient step."""
+        steps, (beta1, beta2) = self.steps + 1, self.betas
+        correction, longest = 1 - beta2**steps, 2 / (1 - beta2) - 1
+        length = longest - 2 * steps * beta2**steps / correction
+        if length > 5:
+            ratio = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
+            # As in torch's, ε is added to √v and not to √v̂.
+            self._take_step(self.lr * math.sqrt(ratio), self.epsilon / math.sqrt(correction))
+            return
+        self.steps = steps
+        for vector in self.vectors:
+            vector.first.lerp_(vector.gradient, 1 - beta1)
+            vector.second.mul_(beta2).addcmul_(vector.gradient, vector.gradient, value=1 - beta2)
+            vector.values.add_(vector.first, alpha=-self.lr / (1 - beta1**steps))
 
 
 class _FlatParameters:

@@ -1,11 +1,11 @@
-"""Optimisers by name: the built-in Adam, or any class of `torch.optim`."""
+"""Optimisers by name: the built-in Adam and RAdam, or any class of `torch.optim`."""
 
 from __future__ import annotations
 
 import inspect
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from raceway.autograd.fast_paths import fast_paths_enabled
 from raceway.checks import unknown_name
 from raceway.errors import ConfigError
-from raceway.learner.adam import Adam
+from raceway.learner.adam import Adam, RAdam
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # as torch names them
 
@@ -23,15 +23,17 @@ def make_optimiser(name: str, parameters: Iterable[Tensor], lr: float, **options
     """Return an optimiser.
 
     Args:
-        name: `adam`, which is the built-in one on the CPU, or a class of `torch.optim` in any case, such as `rmsprop`.
+        name: `adam` or `radam`, which are the built-in ones on the CPU, or a class of `torch.optim` in any case, such as
+            `rmsprop`.
         parameters: the parameters that it changes.
         lr: the learning rate.
         options: `betas`, `epsilon` (eps), `weight_decay`, and others that the class has.
     """
     parameters = list(parameters)
-    if name.lower() == "adam" and options.keys() <= {"betas", "epsilon"}:
+    if name.lower() in _BUILT_IN and options.keys() <= {"betas", "epsilon"}:
         on_cpu = all(parameter.device.type == "cpu" for parameter in parameters)
-        return (Adam if on_cpu and fast_paths_enabled() else TorchAdam)(parameters, lr, **options)
+        built_in, in_torch = _BUILT_IN[name.lower()]
+        return (built_in if on_cpu and fast_paths_enabled() else in_torch)(parameters, lr, **options)
     classes: dict[str, Any] = {key.lower(): value for key, value in vars(torch.optim).items() if inspect.isclass(value)}
     if name.lower() not in classes or name.lower() == "optimizer":
         raise unknown_name("optimiser", name, sorted(set(classes) - {"optimizer"}))
@@ -94,6 +96,9 @@ class TorchOptimiser:
 class TorchAdam(TorchOptimiser):
     """torch's Adam, where the built-in one is not used: it gives the same, and its state has the same form."""
 
+    kind: ClassVar[str] = "Adam"
+    """The name of torch's class."""
+
     def __init__(
         self,
         parameters: Iterable[Tensor],
@@ -101,7 +106,7 @@ class TorchAdam(TorchOptimiser):
         betas: tuple[float, float] = (0.9, 0.999),
         epsilon: float = 1e-8,
     ) -> None:
-        super().__init__(torch.optim.Adam(list(parameters), lr=lr, betas=betas, eps=epsilon))
+        super().__init__(getattr(torch.optim, self.kind)(list(parameters), lr=lr, betas=betas, eps=epsilon))
         self.epsilon = epsilon
         self.zero_grad()
 
@@ -141,6 +146,15 @@ class TorchAdam(TorchOptimiser):
                     entry = self.optimiser.state[each]
                     entry["step"] = torch.tensor(float(self.steps))
                     entry[name] = part.clone().view_as(each).to(each.device)
+
+
+class TorchRAdam(TorchAdam):
+    """torch's RAdam, likewise."""
+
+    kind = "RAdam"
+
+
+_BUILT_IN: dict[str, tuple[type[Adam], type[TorchAdam]]] = {"adam": (Adam, TorchAdam), "radam": (RAdam, TorchRAdam)}
 
 
 def _as_data(entry: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from raceway.ops.batches import (
 )
 from raceway.ops.datasets import DatasetReader, DatasetSettings, parallel_dataset
 from raceway.ops.meta import FitBaseline, InnerAdapt, MetaUpdate
+from raceway.ops.q_returns import AddQLambdaReturns
 from raceway.ops.replay import (
     ReplaySettings,
     ReplayShard,
@@ -43,6 +44,7 @@ __all__ = [
     "AddAdvantages",
     "AddLogProbs",
     "AddProgress",
+    "AddQLambdaReturns",
     "AddReturns",
     "ApplyGradients",
     "AverageGradients",

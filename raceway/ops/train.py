@@ -31,7 +31,7 @@ class TrainOneStep(HasLearner):
 
     Args:
         learner: the learner.
-        loss: the loss that trains the whole agent with one optimiser.
+        loss: the loss, or `Objective`, that trains the whole agent with one optimiser.
         num_epochs: passes over each batch.
         num_minibatches: minibatches of a pass.
         targets: the target networks, `agent.target`, that are updated after each gradient step.
@@ -41,7 +41,7 @@ class TrainOneStep(HasLearner):
     def __init__(
         self,
         learner: Learner,
-        loss: Loss | None = None,
+        loss: Loss | Objective | None = None,
         *,
         num_epochs: int = 1,
         num_minibatches: int = 1,

@@ -135,6 +135,7 @@ COLUMNS = (
            "the reward normaliser", {**_FRAGMENT, **_ROW}),
     Column("advantage", "advantage of the action", "AddAdvantages, FitBaseline", "losses", _ROWS_AND_EPISODES),
     Column("value_target", "target of V(s)", "AddAdvantages", "losses", _ROW),
+    Column("q_target", "target of Q(s, a)", "AddQLambdaReturns", "losses", _ROW),
     Column("return", "discounted return from the step on", "AddReturns, datasets", "losses", _ROWS_AND_EPISODES),
     Column("next_obs", "observation after the (last) step", "Transitions, Sequences, datasets, next_obs_of", "losses",
            {"fragment": "[T, B, ...]", "rows": "[N, ...]", "sequences": "[N, L, ...]"}),

@@ -147,7 +147,7 @@ def test_a_forward_pass_leaves_its_input_unchanged() -> None:
     x = random_obs(3)
     run = ForwardPass(x, [linear], ["tanh"])
     assert torch.equal(x, random_obs(3))
-    assert np.shares_memory(run.passes[0][0], x.numpy())
+    assert np.shares_memory(run.passes[0].outputs[0], x.numpy())
 
 
 @pytest.mark.parametrize("space", [spaces.Discrete(3, start=5), BOX], ids=["discrete", "box"])

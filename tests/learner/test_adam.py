@@ -1,20 +1,21 @@
-"""Adam, against torch's implementation."""
+"""Adam and RAdam, against torch's implementation."""
 
 import pytest
 import torch
 from torch import nn
 
-from raceway.learner.adam import _MIN_FUSED, Adam
+from raceway.learner.adam import _MIN_FUSED, Adam, RAdam
 
 
+@pytest.mark.parametrize(("optimiser_class", "lr"), [(Adam, 0.01), (RAdam, 1e-4)])  # RAdam's first steps are large
 @pytest.mark.parametrize("width", [8, _MIN_FUSED // 4])
-def test_steps_equal_those_of_torch(width: int) -> None:
+def test_steps_equal_those_of_torch(width: int, optimiser_class: type[Adam], lr: float) -> None:
     torch.manual_seed(0)
     ours, theirs = (nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 2)) for _ in range(2))
     theirs.load_state_dict(ours.state_dict())
     unused = nn.Parameter(torch.ones(2))
-    adam = Adam([*ours.parameters(), unused], 0.01)
-    torch_adam = torch.optim.Adam(theirs.parameters(), 0.01)
+    adam = optimiser_class([*ours.parameters(), unused], lr, epsilon=1e-3)
+    torch_adam = getattr(torch.optim, optimiser_class.__name__)(theirs.parameters(), lr, eps=1e-3)
     for _ in range(20):
         inputs = torch.randn(5, 3)
         for network, optimiser in ((ours, adam), (theirs, torch_adam)):
