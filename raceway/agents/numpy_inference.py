@@ -136,8 +136,7 @@ class NumpyActor:
         sizes = [self.width, *(len(layer.weight) for layer in self.layers)]
         buffers = [np.ones((size + 1, num), np.float32) for size in sizes]
         steps = [
-            (layer, before, after[:-1])
-            for layer, before, after in zip(self.layers, buffers, buffers[1:], strict=False)
+            (layer, before, after[:-1]) for layer, before, after in zip(self.layers, buffers, buffers[1:], strict=False)
         ]
         self._steps[num] = buffers[0][:-1], steps
         return self._steps[num]

@@ -66,7 +66,7 @@ def _linear_layers(
         elif type(layer) in ACTIVATIONS:
             activations[-1] = ACTIVATIONS[type(layer)]
         elif norms[-1] is None and is_plain_norm(layer, linear[-1].out_features):
-            norms[-1] = layer  # type: ignore[assignment]
+            norms[-1] = layer
         else:
             return None
     return (linear, activations, norms) if linear else None

@@ -23,7 +23,7 @@ def make_optimiser(name: str, parameters: Iterable[Tensor], lr: float, **options
     """Return an optimiser.
 
     Args:
-        name: `adam` or `radam`, which are the built-in ones on the CPU, or a class of `torch.optim` in any case, such as
+        name: `adam` or `radam`, which are built in on the CPU, or a class of `torch.optim` in any case, such as
             `rmsprop`.
         parameters: the parameters that it changes.
         lr: the learning rate.

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from raceway.agents import Categorical, Distribution, Encoder, Gaussian, RecurrentNetwork, mlp, network_for
 from raceway.agents.networks import ActionHead
 from raceway.agents.numpy_inference import NumpyActor, make_numpy_actor
+from raceway.autograd.layers import Layers
 from raceway.errors import ConfigError
 from raceway.rl import empty, fill, tree_map
 
@@ -168,11 +169,13 @@ def numpy_actor(network: nn.Module, distribution: Distribution | None = None) ->
     ],
 )
 @pytest.mark.parametrize("hidden", [(), (8,), (16, 8)])
+@pytest.mark.parametrize("layer_norm", [False, True])
 def test_numpy_outputs_equal_those_of_torch(
-    activation: type[nn.Module], space: spaces.Space, hidden: tuple[int, ...]
+    activation: type[nn.Module], space: spaces.Space, hidden: tuple[int, ...], layer_norm: bool
 ) -> None:
     torch.manual_seed(0)
-    network = mlp(space, DISCRETE, hidden, activation)
+    network = mlp(space, DISCRETE, hidden, activation, layer_norm=layer_norm)
+    with_other_norms(network)
     actor = numpy_actor(network)
     space.seed(0)
     obs = empty(space, (6,))
@@ -183,6 +186,50 @@ def test_numpy_outputs_equal_those_of_torch(
     np.testing.assert_allclose(actual, network(torch.from_numpy(obs)).detach(), rtol=1e-5, atol=1e-5)
     assert actual.dtype == np.float32
     np.testing.assert_array_equal(obs, before)
+
+
+def with_other_norms(network: nn.Module) -> None:
+    """Give the norms of a network other weights than those that change nothing."""
+    with torch.no_grad():
+        for layer in network.modules():
+            if isinstance(layer, nn.LayerNorm):
+                layer.weight.uniform_(0.5, 2)
+                layer.bias.uniform_(-1, 1)
+
+
+def test_layers_are_normalised_before_the_activation_by_hand() -> None:
+    network = mlp(spaces.Box(-9, 9, (1,)), spaces.Discrete(2), (2,), layer_norm=True)
+    assert [type(layer).__name__ for layer in network[1:]] == ["Linear", "LayerNorm", "ReLU", "ActionHead"]
+    with torch.no_grad():
+        network[1].weight.copy_(torch.tensor([[3.0], [1.0]]))
+        network[1].bias.copy_(torch.tensor([0.0, 2.0]))
+        network[2].weight.copy_(torch.tensor([2.0, 4.0]))
+        network[2].bias.copy_(torch.tensor([1.0, 7.0]))
+        network[4].weight.copy_(torch.tensor([[1.0, 10.0], [0.0, 1.0]]))
+        network[4].bias.zero_()
+    # For 4 the layer is (12, 6), of mean 9 and deviation 3, so (1, -1), then (2 + 1, -4 + 7) = (3, 3).
+    # For -3 it is (-9, -1), of mean -5 and deviation 4, so (-1, 1), then (-2 + 1, 4 + 7) = (-1, 11); with ReLU (0, 11).
+    obs = np.array([[4.0], [-3.0]], np.float32)
+    expected = [[33.0, 3.0], [110.0, 11.0]]
+    np.testing.assert_allclose(network(torch.from_numpy(obs)).detach(), expected, rtol=1e-5)
+    np.testing.assert_allclose(numpy_actor(network, Categorical(2)).outputs(obs), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [nn.Linear(4, 8), nn.ReLU(), nn.LayerNorm(8)],  # after the activation
+        [nn.Linear(4, 8), nn.LayerNorm(8), nn.LayerNorm(8)],
+        [nn.Linear(4, 8), nn.LayerNorm(8, elementwise_affine=False)],
+        [nn.LayerNorm(4), nn.Linear(4, 8)],
+    ],
+)
+def test_norms_in_other_places_are_left_to_torch(layers: list[nn.Module]) -> None:
+    network = Layers(Encoder(BOX), *layers, nn.Linear(8, 3))
+    assert make_numpy_actor(network, Categorical(3), None) is None
+    with torch.no_grad():
+        x = torch.randn(5, 4)
+        torch.testing.assert_close(network(x), nn.Sequential(*layers, network[-1])(x))
 
 
 def test_numpy_outputs_have_no_deviations() -> None:

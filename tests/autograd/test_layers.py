@@ -14,6 +14,7 @@ from torch import Tensor
 
 from raceway.agents import ActorCritic, make_policy
 from raceway.agents.distributions import distribution_for
+from raceway.agents.networks import mlp
 from raceway.autograd.layers import ForwardPass, Layers
 from raceway.autograd.tape import Tape, use_tape
 from raceway.learner.learner import Learner, backward
@@ -61,6 +62,35 @@ def test_gradients_equal_those_of_autograd(space: Any, options: dict[str, Any], 
     for name, gradient in expected.items():
         torch.testing.assert_close(actual[name], gradient, msg=name)
     assert tape.steps == []
+
+
+@pytest.mark.parametrize("activation", [torch.nn.ReLU, torch.nn.Tanh])
+@pytest.mark.parametrize(
+    ("shape", "widths"), [((7,), (8, 6)), ((3, 4), (8,)), ((64,), (256, 128)), ((512,), (512, 512))]
+)
+def test_gradients_of_normalised_layers_equal_those_of_autograd(
+    activation: type[torch.nn.Module], shape: tuple[int, ...], widths: tuple[int, ...]
+) -> None:
+    torch.manual_seed(0)
+    network = mlp(OBS_SPACE, DISCRETE, widths, activation, layer_norm=True)
+    for layer in network:
+        if isinstance(layer, torch.nn.LayerNorm):
+            torch.nn.init.uniform_(layer.weight, 0.5, 2)
+            torch.nn.init.uniform_(layer.bias, -1, 1)
+
+    def gradients(tape: Tape | None) -> list[Tensor]:
+        network.zero_grad(set_to_none=True)
+        with use_tape(tape):
+            value = network(random_obs(*shape)).square().mean()
+        (tape.backward if tape else Tensor.backward)(value)
+        return [parameter.grad.clone() for parameter in network.parameters()]  # type: ignore[union-attr]
+
+    expected, tape = gradients(None), Tape()
+    for actual, gradient in zip(gradients(tape), expected, strict=True):
+        torch.testing.assert_close(actual, gradient, rtol=1e-5, atol=1e-6)
+    with torch.no_grad():
+        by_numpy = network(random_obs(*shape))
+    torch.testing.assert_close(by_numpy, network(random_obs(*shape)).detach())
 
 
 def test_outputs_equal_those_of_torch() -> None:
