@@ -12,12 +12,15 @@ from gymnasium.spaces import Discrete, Space
 from torch import nn
 
 from raceway.agents.agent import ActorCritic, Agent, QAgent, Spaces
-from raceway.agents.critics import CriticList, value_network
+from raceway.agents.critics import CriticList, DiscreteCriticList, value_network
 from raceway.agents.distributions import Bounded, Deterministic, SquashedGaussian
 from raceway.agents.network_choice import RECURRENT, custom_networks, network_for
-from raceway.agents.networks import Encoder, QEnsemble, actor_critic_networks
+from raceway.agents.networks import Encoder, actor_critic_networks
 from raceway.agents.policy import Policy, seeded_weights
+from raceway.agents.q_ensembles import DiscreteQEnsemble, QEnsemble
 from raceway.agents.recurrent import RecurrentNetwork
+from raceway.agents.soft_actor_critic import DiscreteSoftActorCritic, SoftActorCritic
+from raceway.agents.temperature import Temperature
 from raceway.errors import ConfigError
 from raceway.rl import network_obs_space
 
@@ -85,10 +88,10 @@ def _unused(cfg: Any, reason: str, *names: str) -> dict[str, str]:
 
 
 def squashed_actor_and_critics(
-    spaces: Spaces, cfg: Any, num: int = 2, num_quantiles: int | None = None
+    spaces: Spaces, cfg: Any, num: int = 2, num_quantiles: int | None = None, **regularisation: Any
 ) -> tuple[Policy, nn.Module]:
     """Return a squashed Gaussian policy, and critics; see `actor_and_critics`."""
-    return actor_and_critics(spaces, cfg, SquashedGaussian(spaces.action), num, num_quantiles=num_quantiles)
+    return actor_and_critics(spaces, cfg, SquashedGaussian(spaces.action), num, num_quantiles, **regularisation)
 
 
 def deterministic_actor_and_critics(spaces: Spaces, cfg: Any, num: int = 2) -> tuple[Policy, nn.Module]:
@@ -97,7 +100,12 @@ def deterministic_actor_and_critics(spaces: Spaces, cfg: Any, num: int = 2) -> t
 
 
 def actor_and_critics(
-    spaces: Spaces, cfg: Any, distribution: Bounded, num: int = 2, num_quantiles: int | None = None
+    spaces: Spaces,
+    cfg: Any,
+    distribution: Bounded,
+    num: int = 2,
+    num_quantiles: int | None = None,
+    **regularisation: Any,
 ) -> tuple[Policy, nn.Module]:
     """Return a policy of continuous actions, and critics Q(s, a), from (obs, action) to [E, N] or [E, N, K].
 
@@ -107,6 +115,7 @@ def actor_and_critics(
         distribution: the distribution of actions.
         num: the number of critics, unless a user's function returns others.
         num_quantiles: the number K of quantiles of the return that each critic estimates; None for its mean.
+        regularisation: `layer_norm` and `dropout` of the critics; see `QEnsemble`.
     """
     obs_space, _ = network_obs_space(spaces.observation)
     hidden = cfg.hidden or ()
@@ -114,18 +123,59 @@ def actor_and_critics(
         # Of the built-in networks, the one for discrete actions has a head without deviations of its own.
         network = network_for(obs_space, Discrete(distribution.size), cfg.network, hidden)
         policy = Policy(*spaces, network, distribution)
-        return policy, QEnsemble(obs_space, spaces.action, hidden, num, num_quantiles=num_quantiles)
+        return policy, QEnsemble(obs_space, spaces.action, hidden, num, num_quantiles=num_quantiles, **regularisation)
     network, *critics = custom_networks(obs_space, spaces.action, cfg.network, max_critics=16)
     policy = Policy(*spaces, network, distribution)
     if not critics:
-        options: dict[str, Any] = {"num_quantiles": num_quantiles, "flatten_small_images": True}
+        options = {"num_quantiles": num_quantiles, "flatten_small_images": True, **regularisation}
         return policy, QEnsemble(obs_space, spaces.action, hidden, num, **options)
     if num_quantiles is not None:
         raise ConfigError(
             "critics of your own have one output, and this algorithm needs quantiles. Return the actor alone."
         )
+    if regularisation:
+        raise ConfigError(
+            f"critics of your own would be without the {' and '.join(regularisation)} of this algorithm. Return the "
+            "actor alone."
+        )
     policy.unused_settings = _unused(cfg, _CUSTOM, "hidden")
     return policy, CriticList(obs_space, spaces.action, critics)
+
+
+def discrete_actor_and_critics(spaces: Spaces, cfg: Any, num: int = 2) -> tuple[Policy, nn.Module]:
+    """Return a policy of discrete actions, and critics Q(s, ·), from obs to [E, N, num_actions].
+
+    Args:
+        spaces: the spaces.
+        cfg: the settings `network` and `hidden`.
+        num: the number of critics, unless a user's function returns others.
+    """
+    obs_space, _ = network_obs_space(spaces.observation)
+    hidden, num_actions = cfg.hidden or (), int(spaces.action.n)  # type: ignore[attr-defined]
+    if isinstance(cfg.network, str):
+        policy = Policy(*spaces, network_for(obs_space, spaces.action, cfg.network, hidden))
+        return policy, DiscreteQEnsemble(obs_space, num_actions, hidden, num)
+    network, *critics = custom_networks(obs_space, spaces.action, cfg.network, max_critics=16)
+    policy = Policy(*spaces, network)
+    if not critics:
+        return policy, DiscreteQEnsemble(obs_space, num_actions, hidden, num, flatten_small_images=True)
+    policy.unused_settings = _unused(cfg, _CUSTOM, "hidden")
+    return policy, DiscreteCriticList(obs_space, num_actions, critics)
+
+
+def soft_actor_critic(spaces: Spaces, cfg: Any) -> SoftActorCritic | DiscreteSoftActorCritic:
+    """Return a policy, two critics and the temperature, for continuous or discrete actions.
+
+    Args:
+        spaces: the spaces.
+        cfg: the settings `network`, `hidden`, `initial_temperature` and `target_entropy`.
+    """
+    temperature = Temperature(cfg.initial_temperature, spaces.action, cfg.target_entropy)
+    if isinstance(spaces.action, Discrete):
+        actor, critics = discrete_actor_and_critics(spaces, cfg)
+        return DiscreteSoftActorCritic(actor, critics=critics, temperature=temperature)
+    actor, critics = squashed_actor_and_critics(spaces, cfg)
+    return SoftActorCritic(actor, critics=critics, temperature=temperature)
 
 
 def q_network(spaces: Spaces, cfg: Any, *, layer_norm: bool = False) -> QAgent:

@@ -40,9 +40,35 @@ class CriticList(nn.Module):
             shape = try_network(part, critic, partial(_call, critic), rows)
             _check_shape(part, shape, "observations and actions")
 
-    def forward(self, obs: Any, action: Tensor, num: int | None = None) -> Tensor:
-        """Return Q(s, a) of every critic, or of the first `num`, [E, N]."""
-        return torch.stack([critic(obs, action).squeeze(-1) for critic in self.members[:num]])
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def forward(self, obs: Any, action: Tensor, num: int | None = None, *, members: Tensor | None = None) -> Tensor:
+        """Return Q(s, a) of every critic, of the first `num`, or of those with the numbers `members`, [E, N]."""
+        q_values = torch.stack([critic(obs, action).squeeze(-1) for critic in self.members[:num]])
+        return q_values if members is None else q_values.index_select(0, members)
+
+
+class DiscreteCriticList(nn.Module):
+    """Critics Q(s, ·) of discrete actions, each a module from observations, [N, ...], to [N, num_actions].
+
+    Args:
+        observation_space: the space of the observations that a network sees.
+        num_actions: the number of actions.
+        critics: the critics.
+    """
+
+    def __init__(self, observation_space: spaces.Space, num_actions: int, critics: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(critics)
+        rows = example_rows(observation_space)
+        for number, critic in enumerate(critics, 1):
+            part = f"critics ({number} of {len(critics)})"
+            _check_shape(part, try_network(part, critic, critic, rows), num_outputs=num_actions)
+
+    def forward(self, obs: Any) -> Tensor:
+        """Return Q(s, ·) of every critic, [E, N, num_actions]."""
+        return torch.stack([critic(obs) for critic in self.members])
 
 
 def _call(critic: nn.Module, rows: Any) -> Any:
@@ -71,8 +97,9 @@ def check_critic(actor: Policy, critic: nn.Module) -> None:
         _check_shape("critic", try_network("critic", critic, lambda obs: actor.run_rows(critic, obs), rows))
 
 
-def _check_shape(part: str, shape: Any, inputs: str = "observations") -> None:
-    if shape != (NUM_ROWS, 1):
+def _check_shape(part: str, shape: Any, inputs: str = "observations", num_outputs: int = 1) -> None:
+    needed = (NUM_ROWS, num_outputs)
+    if shape != needed:
         raise ConfigError(
-            f"the network of the part {part!r} returned {shape} for {NUM_ROWS} {inputs}; values need {(NUM_ROWS, 1)}"
+            f"the network of the part {part!r} returned {shape} for {NUM_ROWS} {inputs}; values need {needed}"
         )

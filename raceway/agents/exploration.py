@@ -117,14 +117,16 @@ class UniformWarmUp(Explorer):
     """Take uniformly random actions for the first steps of every environment, then explore as another explorer does.
 
     Args:
-        space: the action space, a bounded Box.
+        space: the action space: Discrete, or a bounded Box.
         steps: the number of steps of each environment that are random.
         then: the explorer of the steps after that.
     """
 
     def __init__(self, space: spaces.Space, steps: int, then: Explorer) -> None:
-        if not isinstance(space, spaces.Box) or not space.is_bounded():
-            raise ConfigError(f"random actions until training starts need a Box with finite bounds, not {space}")
+        if not (isinstance(space, spaces.Discrete) or (isinstance(space, spaces.Box) and space.is_bounded())):
+            raise ConfigError(
+                f"random actions until training starts need a Box with finite bounds, or Discrete, not {space}"
+            )
         super().__init__()
         self.space, self.steps, self.then = space, steps, then
         self.knobs = then.knobs
@@ -135,6 +137,8 @@ class UniformWarmUp(Explorer):
     def choose_without_outputs(self, step: int, num: int, random: np.random.Generator) -> Array | None:
         if step >= self.steps:
             return None
+        if isinstance(self.space, spaces.Discrete):
+            return random.integers(self.space.start, self.space.start + self.space.n, num)
         low, high = self.space.low, self.space.high
         return random.uniform(low, high, (num, *self.space.shape)).astype(np.float32)
 

@@ -14,7 +14,6 @@ from torch.nn.functional import one_hot
 
 from raceway.agents.distributions import Gaussian, distribution_for
 from raceway.autograd.convolutions import run_convolutions
-from raceway.autograd.ensembles import Ensemble
 from raceway.autograd.fast_paths import fast_paths_enabled
 from raceway.autograd.layers import Layers
 from raceway.autograd.tape import add_gradient, can_use_numpy, tape_for
@@ -269,32 +268,6 @@ def actor_critic_networks(
             nn.init.orthogonal_(layer.weight, gain)
             nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
     return actor, critic
-
-
-class QEnsemble(nn.Module):
-    """Several critics Q(s, a) of continuous actions with the same shape.
-
-    Args:
-        observation_space: the space of the observations that a network sees.
-        action_space: the action space.
-        hidden: the widths of the hidden layers.
-        num: the number of critics.
-        num_quantiles: the number K of quantiles of the return that each critic estimates; None for its mean.
-        flatten_small_images: whether images too small for the convolutions are flattened.
-    """
-
-    def __init__(
-        self, observation_space: spaces.Space, action_space: spaces.Space, hidden: Sequence[int], num: int = 2,
-        *, num_quantiles: int | None = None, flatten_small_images: bool = False,
-    ) -> None:  # fmt: skip
-        super().__init__()
-        self.encoder = Encoder(observation_space, flatten_small_images=flatten_small_images)
-        size = self.encoder.size + math.prod(action_space.shape or ())
-        self.members = Ensemble(num, [size, *hidden], num_quantiles)
-
-    def forward(self, obs: Any, action: Tensor, num: int | None = None) -> Tensor:
-        """Return Q(s, a) of every critic, or of the first `num`, [E, N]; or quantiles of it, [E, N, K]."""
-        return self.members([self.encoder(obs), action if action.ndim == 2 else action.flatten(1)], num)
 
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}

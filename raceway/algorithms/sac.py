@@ -1,6 +1,7 @@
 """SAC: soft actor-critic, off-policy control that maximises return and entropy.
 
-Papers: Haarnoja et al. 2018, https://arxiv.org/abs/1801.01290 and https://arxiv.org/abs/1812.05905
+Papers: Haarnoja et al. 2018, https://arxiv.org/abs/1801.01290 and https://arxiv.org/abs/1812.05905; for discrete
+actions Christodoulou 2019, https://arxiv.org/abs/1910.07207
 
     store:    rollouts -> transitions                       on every worker
                  -> replay
@@ -10,7 +11,8 @@ Papers: Haarnoja et al. 2018, https://arxiv.org/abs/1801.01290 and https://arxiv
                  -> weights of the actor                    to all workers
     in turn, with a fixed number of environment steps per gradient step
 
-Differs from the papers: actions are uniformly random until training starts, as in the authors' code.
+Differs from the papers: actions are uniformly random until training starts, as in the authors' code. The target entropy
+of discrete actions is a smaller share of log n, as the 0.98 of the paper lets the temperature grow without bound.
 """
 
 from __future__ import annotations
@@ -20,11 +22,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
-from raceway.agents import Agent, Explorer, Sample, Spaces, UniformWarmUp
-from raceway.agents.builders import squashed_actor_and_critics
-from raceway.agents.temperature import Temperature
+from raceway.agents import Explorer, Sample, Spaces, UniformWarmUp
+from raceway.agents.builders import soft_actor_critic
+from raceway.agents.soft_actor_critic import DiscreteSoftActorCritic, SoftActorCritic
 from raceway.algorithms.context import Context
 from raceway.algorithms.registry import algorithm
 from raceway.algorithms.shared_config import ActorReplayConfig
@@ -35,14 +36,15 @@ from raceway.ops import (
     CountSteps,
     LossAndMetrics,
     MergeStats,
+    Objective,
     StoreToReplay,
     Target,
     TrainOneStep,
     TrainStats,
     Transitions,
 )
-from raceway.rl import Batch, Fragment, soft_target
-from raceway.settings.field_types import PositiveFloat
+from raceway.rl import Batch, Fragment, network_obs_space
+from raceway.settings.field_types import NonNegativeFloat, PositiveFloat, PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,71 +53,63 @@ class Config(ActorReplayConfig):
 
     env: Any = "pendulum"
     """Environment: a short name such as pendulum, any Gymnasium id, or module:Id."""
+    n_step: PositiveInt = 1
+    """Steps n of the n-step return. The entropy of the steps in between is not counted."""
     initial_temperature: PositiveFloat = 1.0
     """Initial weight α of the entropy."""
+    temperature_lr: NonNegativeFloat | None = None
+    """Learning rate of the temperature (default: lr). With 0, the temperature stays the initial one."""
     target_entropy: float | None = None
-    """Entropy at which the temperature settles (default: minus the number of action dimensions)."""
+    """Entropy at which the temperature settles (default: minus the number of action dimensions; 0.3 log n of n discrete
+    actions)."""
 
 
-class SoftActorCritic(Agent):
-    """A squashed Gaussian policy, two critics and the temperature."""
-
-    critics: nn.Module
-    temperature: Temperature
-
-
-def agent(spaces: Spaces, cfg: Config) -> SoftActorCritic:
-    """Return the untrained agent."""
-    temperature = Temperature(cfg.initial_temperature, spaces.action, cfg.target_entropy)
-    actor, critics = squashed_actor_and_critics(spaces, cfg)
-    return SoftActorCritic(actor, critics=critics, temperature=temperature)
+SoftAgent = SoftActorCritic | DiscreteSoftActorCritic
 
 
 def explorer(spaces: Spaces, cfg: Config) -> Explorer:
-    """Return an explorer that samples from the policy, after uniformly random actions until training starts."""
-    return UniformWarmUp(spaces.action, math.ceil(cfg.learning_starts / cfg.num_envs), Sample())
+    """Return an explorer that samples from the policy, after uniformly random actions until training starts.
+
+    With an action mask, the first actions are sampled from the untrained policy, which obeys it.
+    """
+    _, has_mask = network_obs_space(spaces.observation)
+    return UniformWarmUp(spaces.action, 0 if has_mask else math.ceil(cfg.learning_starts / cfg.num_envs), Sample())
 
 
-def critics_loss(agent: SoftActorCritic, batch: Batch, *, random: torch.Generator = injected) -> LossAndMetrics:
+def critics_loss(agent: SoftAgent, batch: Batch, *, random: torch.Generator = injected) -> LossAndMetrics:
     """Return Σᵢ (Qᵢ(s, a) - y)² / 2 with y = r + γ (min Q'(s', a') - α log π(a'|s')), averaged over the batch, [N].
 
-    a' is sampled from the current policy, and Q' are the target critics.
+    a' is sampled from the current policy, or y is the mean over all a' if they are discrete; Q' are the target critics.
     """
     with torch.no_grad():
-        params = agent.actor(batch["next_obs"], {})[0]
-        action, log_prob = agent.actor.distribution.sample_with_log_prob(params, random)
-        next_q = agent.target.critics(batch["next_obs"], action).amin(0)
-        target = soft_target(batch["reward"], batch["discount"], next_q, agent.temperature.alpha, log_prob)
-    q_values = agent.critics(batch["obs"], batch["action"])
+        next_value, _ = agent.soft_value(agent.target.critics, batch["next_obs"], random)
+        target = batch["reward"] + batch["discount"] * next_value
+    q_values = agent.q_values(batch)
     return 0.5 * (q_values - target).square().mean(-1).sum(), {"q_values": q_values.detach().mean()}
 
 
-def actor_loss(agent: SoftActorCritic, batch: Batch, *, random: torch.Generator = injected) -> LossAndMetrics:
-    """Return α log π(a|s) - min Q(s, a), averaged over the batch, [N], with a sampled from the policy."""
-    params = agent.actor(batch["obs"], {})[0]
-    action, log_prob = agent.actor.distribution.sample_with_log_prob(params, random)
+def actor_loss(agent: SoftAgent, batch: Batch, *, random: torch.Generator = injected) -> LossAndMetrics:
+    """Return α log π(a|s) - min Q(s, a), averaged over the batch, [N], with a sampled from the policy, or all a."""
+    value, log_prob = agent.soft_value(agent.critics, batch["obs"], random)
     batch["new_log_prob"] = log_prob.detach()  # for the temperature
-    q_values = agent.critics(batch["obs"], action).amin(0)
-    loss = (agent.temperature.alpha * log_prob - q_values).mean()
-    return loss, {"entropy": -log_prob.detach().mean()}
+    return -value.mean(), {"entropy": -log_prob.detach().mean()}
 
 
-def temperature_loss(agent: SoftActorCritic, batch: Batch) -> LossAndMetrics:
+def temperature_loss(agent: SoftAgent, batch: Batch) -> LossAndMetrics:
     """Return -log α (log π(a|s) + target entropy), averaged over the batch, [N], for the actions of `actor_loss`."""
     log_alpha, target_entropy = agent.temperature.log_alpha, agent.temperature.target_entropy
     return -(log_alpha * (batch["new_log_prob"] + target_entropy)).mean(), {"ent_coef": log_alpha.detach().exp()}
 
 
-@algorithm("sac", Config, agent=agent, explorer=explorer, actions=("box",))
+@algorithm("sac", Config, agent=soft_actor_critic, explorer=explorer, actions=("box", "discrete"))
 def sac(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[TrainStats]:
     """Return the plan."""
     shards = ctx.replay(cfg.replay_settings)
     targets = Target("critics", tau=cfg.tau, every=cfg.target_every)
-    train = TrainOneStep(
-        ctx.learner, critics=critics_loss, actor=actor_loss, temperature=temperature_loss, targets=targets
-    )
+    temperature = Objective(loss=temperature_loss, lr=cfg.temperature_lr)
+    train = TrainOneStep(ctx.learner, critics=critics_loss, actor=actor_loss, temperature=temperature, targets=targets)
     store = (
-        rollouts.for_each(Transitions(cfg.gamma))
+        rollouts.for_each(Transitions(cfg.gamma, cfg.n_step))
         .gather_sync()
         .combine(ConcatBatches())
         .for_each(StoreToReplay(shards))

@@ -20,6 +20,7 @@ _ELEMENT_TYPES = {
     torch.int64: TensorProto.INT64,
     torch.int32: TensorProto.INT32,
     torch.uint8: TensorProto.UINT8,
+    torch.int8: TensorProto.INT8,
     torch.bool: TensorProto.BOOL,
 }
 

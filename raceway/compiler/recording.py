@@ -35,7 +35,7 @@ class Operation:
 
 @dataclass
 class Draw:
-    """Random numbers that a function draws: one operation, such as `aten.randn.generator`, without other tensors."""
+    """Random numbers that a function draws: one operation, such as `aten.randn.generator`, of constants alone."""
 
     function: Any
     args: Sequence[Any]
@@ -100,7 +100,7 @@ class _Recorder(TorchDispatchMode):
         depends = any(id(each) in self.depends for each in read)
         name = str(func._schema.name)
         if torch.Tag.nondeterministic_seeded in func.tags:
-            if read:
+            if depends:
                 raise NotCompilable(f"it draws random numbers by {name} from tensors")
             self.draws.append(Draw(func, args, kwargs, result))
             self.depends.add(id(result))

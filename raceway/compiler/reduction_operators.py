@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from raceway.compiler.conversion import Convert, Converter, conversion, register_all
@@ -85,6 +86,13 @@ def _softmax_backward(c: Converter, op: Operation) -> str:
 def _logsumexp(c: Converter, op: Operation) -> str:
     keep = int(op.kwargs.get("keepdim", op.args[2] if len(op.args) > 2 else False))
     return c.graph.add("ReduceLogSumExp", c.value(op.args[0]), c.graph.integers(*_dims(op) or ()), keepdims=keep)
+
+
+@conversion("cumsum")
+def _cumsum(c: Converter, op: Operation) -> str:
+    x, dim = op.args[:2]
+    axis = c.graph.constant(np.array(dim % x.ndim, np.int64))
+    return c.graph.add("CumSum", c.value(x, op.outputs[0].dtype), axis)
 
 
 @conversion("native_layer_norm")

@@ -132,6 +132,12 @@ def _gather(c: Converter, op: Operation) -> str:
     return c.graph.add("GatherElements", c.value(x), c.value(index), axis=dim % x.ndim)
 
 
+@conversion("index_select")
+def _index_select(c: Converter, op: Operation) -> str:
+    x, dim, index = op.args
+    return c.graph.add("Gather", c.value(x), c.value(index), axis=dim % x.ndim)
+
+
 @conversion("scatter_add", "scatter")
 def _scatter(c: Converter, op: Operation) -> str:
     x, dim, index, source = op.args

@@ -10,9 +10,11 @@ import torch
 from gymnasium import spaces
 
 from raceway.agents import Spaces, build_agent
+from raceway.agents.builders import soft_actor_critic
 from raceway.agents.distributions import SquashedGaussian
+from raceway.agents.soft_actor_critic import SoftActorCritic
 from raceway.algorithms import find_algorithm
-from raceway.algorithms.sac import Config, SoftActorCritic, actor_loss, agent, critics_loss, temperature_loss
+from raceway.algorithms.sac import Config, actor_loss, critics_loss, temperature_loss
 from raceway.autograd.tape import Tape, use_tape
 from raceway.errors import ConfigError
 from raceway.learner.learner import Learner, tensors_of
@@ -28,7 +30,7 @@ QUICK = {
 
 
 def example_agent(hidden: tuple[int, ...] = (8,)) -> SoftActorCritic:
-    return build_agent(agent, SPACES, Config(hidden=hidden), 0)  # type: ignore[return-value]
+    return build_agent(soft_actor_critic, SPACES, Config(hidden=hidden), 0)  # type: ignore[return-value]
 
 
 def example_batch(num: int = 12) -> Any:
@@ -97,6 +99,9 @@ def test_unbounded_actions_are_refused() -> None:
 
 class Fixed:
     """An agent with given Q-values, log-probability and temperature."""
+
+    q_values = SoftActorCritic.q_values
+    soft_value = SoftActorCritic.soft_value
 
     def __init__(self, q: list[float], target_q: list[float], log_prob: float, log_alpha: float) -> None:
         def sample(params: torch.Tensor, random: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from raceway.agents import Spaces
 from raceway.agents.builders import deterministic_actor_and_critics, squashed_actor_and_critics
 from raceway.agents.distributions import Bounded, Deterministic, Distribution, SquashedGaussian, distribution_for
-from raceway.agents.networks import ACTIVATIONS, Normaliser, QEnsemble
+from raceway.agents.networks import ACTIVATIONS, Normaliser
 from raceway.agents.numpy_inference import make_numpy_actor
+from raceway.agents.q_ensembles import QEnsemble
 from raceway.autograd import layers
 from raceway.autograd.fast_paths import VARIABLE, fast_paths_enabled, use_fast_paths
 from raceway.autograd.tape import Tape, can_use_numpy, tape_for, use_tape

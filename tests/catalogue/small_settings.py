@@ -12,8 +12,8 @@ SMALL: dict[str, Any] = {
     "seed": 1, "engine": "inline", "metrics_interval": 0.0, "save_seconds": 0,
     "num_envs": 4, "num_shards": 2, "fragment_steps": 8, "batch_steps": 32, "episodes_per_iter": 4,
     "num_minibatches": 2, "num_epochs": 2, "hidden": (8,), "learning_starts": 64, "batch_size": 16, "buffer_size": 200,
-    "target_every": 3, "steps_per_update": 8.0, "n_step": 2, "epsilon_steps": 200, "learner_threads": 1,
-    "total_updates": 10_000,
+    "target_every": 3, "actor_every": 2, "steps_per_update": 8.0, "n_step": 2, "epsilon_steps": 200,
+    "learner_threads": 1, "total_updates": 10_000,
 }  # fmt: skip
 """Settings, as far as an algorithm has them. Replay, targets and several shards are used within a few iterations."""
 datasets: dict[str, str] = {}

@@ -41,6 +41,8 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "unbind": lambda x, y: sum(x.unbind(1), start=y[:, 0]) + x.tensor_split([2], 1)[1].sum(1) + y.chunk(2, 1)[0].sum(1),
     "permute": lambda x, y: x.expand(3, ROWS, COLUMNS).permute(2, 0, 1) * y.T[:, None],
     "gather": lambda x, y: x.gather(1, INDEX) * y.gather(1, INDEX.flip(0)),
+    "index select": lambda x, y: x.detach().index_select(1, INDEX[0]) * y[:, :2],
+    "cumulative sums": lambda x, y: x.detach().cumsum(1) * y + y.detach().cumsum(-2),
     "sort": lambda x, y: x.sort(-1).values[:, :3] * y.sort(1, descending=True).values[:, 3:],
     "huber": lambda x, y: functional.huber_loss(3 * x, y, delta=0.7) + functional.smooth_l1_loss(3 * x, y, beta=0.5),
     "losses by row": lambda x, y: functional.huber_loss(3 * x, y, reduction="none") + functional.mse_loss(x, y),
@@ -107,6 +109,20 @@ def test_random_numbers_are_drawn_from_the_generator_at_every_call() -> None:
         np.testing.assert_array_equal(outputs["value"], wanted)
 
 
+def test_random_numbers_may_fill_a_constant_tensor() -> None:
+    x, _ = inputs()
+    random = torch.Generator().manual_seed(3)
+    call, outputs = compiled(lambda: {"value": x * torch.empty(ROWS, COLUMNS).geometric_(0.1, generator=random)}, x=x)
+    call.bind_input("x", x.detach().numpy())
+    (name,), again = call.function.draws, torch.Generator().manual_seed(4)
+    random.manual_seed(4)
+    for _ in range(2):
+        call.copy_input(name, call.function.draws[name]().numpy())
+        call.run()
+        wanted = x.detach() * torch.empty(ROWS, COLUMNS).geometric_(0.1, generator=again)
+        np.testing.assert_array_equal(outputs["value"], wanted)
+
+
 def item(x: Tensor, y: Tensor) -> Tensor:
     return x * float(y.sum())
 
@@ -136,7 +152,7 @@ def change_shared(x: Tensor, y: Tensor) -> Tensor:
         (change_input, "in place"),
         (change_shared, "in place"),
         (lambda x, y: functional.dropout(x) * y, "random numbers"),
-        (lambda x, y: x.cumsum(0) * y, "no conversion of aten.cumsum"),
+        (lambda x, y: x.lgamma() * y, "no conversion of aten.lgamma"),
         (lambda x, y: (x * y).half().float(), "float16"),
     ],
 )

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from raceway.agents import Spaces, build_agent
+from raceway.agents.soft_actor_critic import SoftActorCritic
 from raceway.algorithms import find_algorithm
-from raceway.algorithms.sac import SoftActorCritic, actor_loss, critics_loss, temperature_loss
+from raceway.algorithms.sac import actor_loss, critics_loss, temperature_loss
 from raceway.injection import injected
 from raceway.learner.compiled_losses import BLOCK_ROWS, _are_close
 from raceway.learner.learner import Learner, tensors_of
