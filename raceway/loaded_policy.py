@@ -54,7 +54,8 @@ def load(run: str | Path, which: str | int = "best", *, network: Any = None, tru
     agent.load(weights)
     explorer = algorithm.make_explorer(spaces, cfg)
     explorer.set_knobs(checkpoint.knobs())
-    saved_env = EnvSettings(config["env"]["name"], config["env"]["kwargs"], config["env"]["vector"])
+    env = config["env"]
+    saved_env = EnvSettings(env["name"], env["kwargs"], env["vector"], cfg.last_action_and_reward)
     about = {
         "run": str(path),
         "algorithm": config["algorithm"],

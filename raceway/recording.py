@@ -61,6 +61,7 @@ def record(
         "weights_sha256": policy.sha256(),
         "env": settings.name,
         "env_kwargs": dict(settings.kwargs),
+        **({"last_action_and_reward": True} if settings.last_action_and_reward else {}),
         "seed": seed,
         "deterministic": deterministic,
     }

@@ -17,7 +17,8 @@ from torch import nn
 
 from raceway import train
 from raceway.agents import make_policy
-from raceway.agents.acting_policy import ActingPolicy, batch_observations
+from raceway.agents.acting_policy import ActingPolicy
+from raceway.agents.observations import batch_observations
 from raceway.checkpoints.store import Checkpoints
 from raceway.envs import EnvSettings
 from raceway.errors import CheckpointError, ConfigError

@@ -11,10 +11,11 @@ from gymnasium import spaces
 
 from raceway.agents.exploration import Explorer, Sample
 from raceway.agents.networks import State
+from raceway.agents.observations import batch_observations
+from raceway.agents.own_last_step import OwnLastStep
 from raceway.agents.policy import Policy
 from raceway.errors import ConfigError
-from raceway.rl import empty, tree_map
-from raceway.rl.spaces import Tree
+from raceway.rl import tree_map
 
 Array = np.ndarray
 
@@ -28,6 +29,7 @@ class ActingPolicy:
         action_space: the action space.
         clip_actions: whether actions of a Box are clipped to its bounds.
         explorer: how actions are chosen that are not deterministic; by default they are sampled.
+        last_action_and_reward: whether observations have both, beside those of the environment; see `act`.
     """
 
     def __init__(
@@ -38,24 +40,34 @@ class ActingPolicy:
         *,
         clip_actions: bool = False,
         explorer: Explorer | None = None,
+        last_action_and_reward: bool = False,
     ) -> None:
         self.policy, self.clip_actions, self.explorer = policy, clip_actions, explorer or Sample()
         self.observation_space, self.action_space = observation_space, action_space
         self._state: State | None = None
         self._random: np.random.Generator | None = None
+        self._last_step = OwnLastStep(observation_space, action_space) if last_action_and_reward else None
 
-    def act(self, obs: Any, deterministic: bool = True, *, action_mask: Any = None, seed: int | None = None) -> Any:
+    def act(
+        self, obs: Any, deterministic: bool = True, *, action_mask: Any = None, seed: int | None = None,
+        reward: Any = None,
+    ) -> Any:  # fmt: skip
         """Return an action for one observation, or one for each of a batch.
 
         Args:
-            obs: an observation of `observation_space`, or a batch of them; of a Dict space, each part is a batch.
+            obs: an observation of `observation_space`, or a batch of them; of a Dict space, each part is a batch. If
+                the policy also sees its last action and reward, an observation of the environment suffices.
             deterministic: return the most likely action, or that of the highest Q-value; else sample one.
             action_mask: the mask of allowed actions, if the observation has none as `action_mask`.
             seed: reseed the generator for sampling. Later calls continue from it.
+            reward: the reward of the action before, one for each of a batch, for a policy that sees it and gets an
+                observation of the environment; 0 if it is not passed. Other policies ignore it.
 
         Returns:
             An action of `action_space`, a plain int for a Discrete space; or an array of actions, for a batch.
         """
+        if self._last_step is not None:
+            obs = self._last_step.complete(obs, reward)
         obs, mask = self._merge_mask(obs, action_mask)
         rows, num = batch_observations(self.observation_space, obs)
         single, num = num is None, num or 0
@@ -75,16 +87,21 @@ class ActingPolicy:
             explorer = self.explorer.for_slots(len(arrays))
             actions = explorer.choose(self.policy.distribution, arrays, self._random)
         actions = self._to_action_space(actions)
+        if self._last_step is not None:
+            self._last_step.record(actions)
         if not single:
             return actions
         return int(actions[0]) if isinstance(self.action_space, spaces.Discrete) else actions[0]
 
     def reset(self, slots: Iterable[int] | None = None) -> None:
-        """Reset the recurrent state for new episodes; for a batch, `slots` selects rows."""
-        if slots is None or self._state is None:
+        """Reset the recurrent state and the last action for new episodes; for a batch, `slots` selects rows."""
+        rows = None if slots is None else list(slots)
+        if self._last_step is not None:
+            self._last_step.reset(rows)
+        if rows is None or self._state is None:
             self._state = None
             return
-        rows, num = list(slots), next((len(part) for part in self._state.values()), None)
+        num = next((len(part) for part in self._state.values()), None)
         if num is not None and any(not 0 <= row < num for row in rows):
             raise ConfigError(
                 f"reset was called with rows {rows}, but the policy has the states of rows 0 to {num - 1}"
@@ -132,92 +149,6 @@ class ActingPolicy:
         return actions.astype(space.dtype, copy=False)
 
 
-def batch_observations(space: spaces.Space, obs: Any) -> tuple[Tree, int | None]:
-    """Return observations as a batch of arrays, and their number: None for a single observation.
-
-    >>> batch_observations(spaces.Box(-1, 1, (2,)), [0.5, 1])
-    (array([[0.5, 1. ]], dtype=float32), None)
-    >>> batch_observations(spaces.Discrete(5), np.array([1, 4]))
-    (array([1, 4]), 2)
-    """
-    sizes: dict[str, int | None] = {}
-    tree = _read(space, obs, "", sizes)
-    different = set(sizes.values())
-    if len(different) > 1:
-        parts = ", ".join(f"{path}: {'one' if num is None else f'a batch of {num}'}" for path, num in sizes.items())
-        raise ConfigError(f"the parts of the observation do not fit together ({parts})")
-    num = next(iter(different), None)
-    return (tree_map(lambda part: part[None], tree) if num is None else tree), num
-
-
-def _read(space: spaces.Space, obs: Any, path: str, sizes: dict[str, int | None]) -> Tree:
-    """Return the arrays of an observation, and add the batch size of each part to `sizes`."""
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        parts = dict(space.spaces) if isinstance(space, spaces.Dict) else dict(enumerate(space.spaces))
-        inner = {str(key): part for key, part in parts.items()}
-        values = {str(key): part for key, part in _items(obs, path, list(inner))}
-        if values.keys() != inner.keys():
-            raise ConfigError(f"{_describe(path)} has the parts {list(values)}; expected {list(inner)}")
-        return {key: _read(part, values[key], f"{path}.{key}" if path else key, sizes) for key, part in inner.items()}
-    array = _to_array(space, obs, path)
-    shape = space.shape or ()
-    if array.shape == shape:
-        sizes[path] = None
-    elif array.ndim and array.shape[1:] == shape:
-        sizes[path] = len(array)
-    else:
-        batch = f"(N, {', '.join(map(str, shape))})" if shape else "(N,)"
-        raise ConfigError(
-            f"{_describe(path)} has shape {array.shape}; expected {shape} for one, or {batch} for a batch"
-        )
-    _check_values(space, array, path)
-    return array
-
-
-def _items(obs: Any, path: str, expected: list[str]) -> Iterable[tuple[Any, Any]]:
-    if isinstance(obs, Mapping):
-        return obs.items()
-    if isinstance(obs, tuple):
-        return enumerate(obs)
-    raise ConfigError(
-        f"{_describe(path)} is a {type(obs).__name__}; expected a mapping or tuple of the parts {expected}"
-    )
-
-
-def _to_array(space: spaces.Space, obs: Any, path: str) -> Array:
-    """Return one part of an observation as an array, in the dtype that networks take."""
-    if isinstance(obs, Mapping):
-        raise ConfigError(f"{_describe(path)} is a mapping of {list(obs)}; expected an array of {space}")
-    try:
-        array = np.asarray(obs)
-    except ValueError as error:
-        raise ConfigError(f"{_describe(path)} is not an array: {error}") from error
-    dtype = empty(space, ()).dtype
-    accepted = {"f": "fiub", "i": "iub", "u": "iub", "b": "b"}[dtype.kind]
-    fits = array.dtype.kind in accepted
-    if fits and dtype.kind in "iu" and array.size:
-        limits = np.iinfo(dtype)
-        fits = bool(limits.min <= array.min() and array.max() <= limits.max)
-    if not fits:
-        raise ConfigError(f"{_describe(path)} is of type {array.dtype}; expected {dtype} of {space}")
-    # Always a copy: torch shares the memory, and ignores that an array is read-only.
-    return np.array(array, dtype)
-
-
-def _check_values(space: spaces.Space, array: Array, path: str) -> None:
-    """Raise ConfigError for values that are not finite, or outside a discrete space."""
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise ConfigError(f"{_describe(path)} has numbers that are not finite: {array.ravel()[:8].tolist()}")
-    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
-        count = space.n if isinstance(space, spaces.Discrete) else space.nvec
-        if ((array < space.start) | (array >= space.start + count)).any():
-            raise ConfigError(f"{_describe(path)} has values outside of {space}: {array.ravel()[:8].tolist()}")
-
-
 def _check_mask(mask: Array) -> None:
     if not mask.any(-1).all():
         raise ConfigError("the action_mask allows no action at all")
-
-
-def _describe(path: str) -> str:
-    return f"part {path!r} of the observation" if path else "the observation"

@@ -15,7 +15,7 @@ from raceway.agents.networks import Normaliser
 from raceway.agents.policy import Policy
 from raceway.agents.recurrent import RecurrentNetwork
 from raceway.agents.segment_evaluation import evaluate_segments
-from raceway.agents.sequence_evaluation import evaluate_sequences
+from raceway.agents.sequence_evaluation import ArrangedSequences, evaluate_sequences
 from raceway.agents.weights import WeightsModule
 from raceway.autograd.layers import Layers, run_layers
 from raceway.checks import unknown_name
@@ -116,6 +116,16 @@ class QAgent(Agent):
         if self.actor.recurrent:
             return evaluate_sequences(self.actor, batch)[1]
         return self.actor(batch["next_obs"], {})[0]
+
+    def sequence_q_values(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Return Q(s, ·), Q(s', ·) and Q'(s', ·) of sequences, [N, L, num_actions], by one pass of each network.
+
+        Q' is the target network, and only Q(s, ·) has a gradient.
+        """
+        sequences = ArrangedSequences(batch)
+        q_values, next_q_online = sequences.evaluate(self.actor)
+        with torch.no_grad():
+            return q_values, next_q_online.detach(), sequences.evaluate(self.target.actor)[1]
 
 
 class ActorCritic(Agent):

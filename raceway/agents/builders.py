@@ -6,6 +6,7 @@ An algorithm names one of these as its `agent`, or calls them in a function of i
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from gymnasium.spaces import Discrete, Space
@@ -18,6 +19,7 @@ from raceway.agents.network_choice import RECURRENT, custom_networks, network_fo
 from raceway.agents.networks import Encoder, actor_critic_networks
 from raceway.agents.policy import Policy, seeded_weights
 from raceway.agents.q_ensembles import DiscreteQEnsemble, QEnsemble
+from raceway.agents.q_heads import DuelingHead
 from raceway.agents.recurrent import RecurrentNetwork
 from raceway.agents.soft_actor_critic import DiscreteSoftActorCritic, SoftActorCritic
 from raceway.agents.temperature import Temperature
@@ -186,4 +188,26 @@ def q_network(spaces: Spaces, cfg: Any, *, layer_norm: bool = False) -> QAgent:
     if not policy.recurrent:
         unused = _unused(cfg, "it has no memory, so replay has no sequences", "sequence_steps", "burn_in")
         policy.unused_settings = {**policy.unused_settings, **unused}
+    return QAgent(policy)
+
+
+def dueling_recurrent_network(spaces: Spaces, cfg: Any) -> QAgent:
+    """Return an agent with a recurrent Q-network and a dueling head; a user's recurrent network has its own head."""
+    obs_space, _ = network_obs_space(spaces.observation)
+    if not isinstance(spaces.action, Discrete):
+        raise ConfigError(f"a Q-network needs discrete actions (Discrete), not {spaces.action}")
+    network: nn.Module
+    if cfg.network in RECURRENT:
+        make_head = partial(DuelingHead, num_actions=int(spaces.action.n))
+        network = RecurrentNetwork(obs_space, spaces.action, cfg.hidden or (), cfg.network, make_head=make_head)
+    else:
+        network = network_for(obs_space, spaces.action, cfg.network, cfg.hidden or ())
+    policy = Policy(*spaces, network)
+    if not policy.recurrent:
+        raise ConfigError(
+            "this algorithm trains on sequences, with a recurrent network. Use --network lstm or gru, a network of "
+            "your own with initial_state(num), or for a feed-forward one the algorithm apex."
+        )
+    if not isinstance(cfg.network, str):
+        policy.unused_settings = _unused(cfg, _CUSTOM, "hidden")
     return QAgent(policy)

@@ -6,7 +6,7 @@ padded to the longest. A loop over time in Python would take several times as lo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ class RecurrentNetwork(nn.Module):
         hidden: the widths of the layers; the last is the recurrent one's, 128 if there are none.
         kind: `lstm` or `gru`.
         encoder: the encoder of the observations.
+        make_head: makes the head from the width of the recurrent layer, if it is another than that of the actions.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class RecurrentNetwork(nn.Module):
         hidden: Sequence[int] = (),
         kind: str = "lstm",
         encoder: Encoder | None = None,
+        make_head: Callable[[int], nn.Module] | None = None,
     ) -> None:
         super().__init__()
         *before, width = hidden or (128,)
@@ -48,7 +50,7 @@ class RecurrentNetwork(nn.Module):
             self.layers += [nn.Linear(size, number), nn.Tanh()]
             size = number
         self.cell = CELLS[kind](size, width)
-        self.head = ActionHead(width, action_space)
+        self.head = ActionHead(width, action_space) if make_head is None else make_head(width)
 
     @property
     def state_names(self) -> tuple[str, ...]:

@@ -189,4 +189,5 @@ def _recorded_env(dataset: Dataset) -> dict[str, Any]:
             f"the dataset {dataset.name} was recorded in {env!r}, whose module is not imported just because a file "
             f"names it. Pass it: --env {env}"
         )
-    return {"env": env, "env_kwargs": kwargs} if isinstance(kwargs, dict) and kwargs else {"env": env}
+    recorded = {"env": env, "env_kwargs": kwargs} if isinstance(kwargs, dict) and kwargs else {"env": env}
+    return {**recorded, "last_action_and_reward": True} if dataset.about.get("last_action_and_reward") else recorded

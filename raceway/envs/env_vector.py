@@ -151,7 +151,7 @@ class SteppedSlots:
         """Write an observation after checking it; later ones of the same shape and dtype need no check."""
         fill(obs, slot, value)
         if self._has_discrete:
-            check_discrete(self.observation_space, value)
+            check_discrete(self.envs[0].observation_space, value)
         self._dtype = getattr(value, "dtype", None)
 
     def rebuild(self, slot: int) -> None:

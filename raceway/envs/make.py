@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from gymnasium.envs.registration import EnvSpec
 from raceway.checks import check_choice
 from raceway.envs.atari import has_fire, is_atari, make_atari, split_kwargs
 from raceway.envs.env_vector import MaskFromInfo, Slots, SteppedSlots
+from raceway.envs.last_step import LastStepSlots, SteppedLastStepSlots
 from raceway.envs.names import missing_extra, resolve_env_id
 from raceway.envs.native_vectors import CartPoleSlots, EnvPoolAtariSlots, EnvPoolSlots, VectorSlots
 from raceway.errors import INTERRUPTS, ConfigError, RacewayError
@@ -38,6 +40,8 @@ class EnvSettings:
     vector: str = "auto"
     """`native` for the environment's own vector environment, `stepped` for one environment after the other, `envpool`;
     `auto` is `native` where there is one, else `stepped`."""
+    last_action_and_reward: bool = False
+    """Whether observations of a vector of them also have the last action and its reward; see `rl.last_step`."""
 
     @property
     def name(self) -> str:
@@ -47,9 +51,7 @@ class EnvSettings:
     def resolved(self) -> EnvSettings:
         """Return the same settings with the full Gymnasium id. Raise ConfigError if there is no such environment."""
         check_choice("vector mode", self.vector, VECTOR_MODES)
-        return EnvSettings(
-            resolve_env_id(self.env) if isinstance(self.env, str) else self.env, self.kwargs, self.vector
-        )
+        return dataclasses.replace(self, env=resolve_env_id(self.env)) if isinstance(self.env, str) else self
 
 
 def make_env(settings: EnvSettings) -> gym.Env:
@@ -112,6 +114,15 @@ def _log_mujoco_warnings(name: str) -> Iterator[None]:
 def make_slots(settings: EnvSettings, num: int, seed: int = 0) -> Slots:
     """Make a vector of environments. Only EnvPool uses this seed; the others get one for every episode."""
     settings = settings.resolved()
+    vector = _make_vector(settings, num, seed)
+    if vector is not None:
+        return LastStepSlots(vector) if settings.last_action_and_reward else vector
+    stepped = SteppedLastStepSlots if settings.last_action_and_reward else SteppedSlots
+    return stepped(lambda: make_env(settings), num)
+
+
+def _make_vector(settings: EnvSettings, num: int, seed: int) -> Slots | None:
+    """Make a vector environment, or return None if the environments are stepped one after the other."""
     if settings.vector == "envpool":
         return _make_envpool(settings, num, seed)
     if settings.vector == "native" and not isinstance(settings.env, str):
@@ -125,12 +136,10 @@ def make_slots(settings: EnvSettings, num: int, seed: int = 0) -> Slots:
                     f"the native vector environment of {settings.name} is not supported. Use --vector auto."
                 )
         elif spec.vector_entry_point is not None:
-            vector = _make_native(settings, num)
-            if vector is not None:
-                return vector
+            return _make_native(settings, num)
         elif settings.vector == "native":
             raise ConfigError(f"{settings.name} has no native vector environment. Use --vector auto.")
-    return SteppedSlots(lambda: make_env(settings), num)
+    return None
 
 
 def _make_native(settings: EnvSettings, num: int) -> Slots | None:

@@ -125,9 +125,10 @@ class VideoRecorder:
             obs, _ = env.reset(seed=episode_seed(seed, _SHARD, 0, episode))
             policy.reset()
             first, total, over = True, 0.0, False
+            reward: Any = 0.0
             yield self._render(env)
             while not over:
-                action = policy.act(obs, deterministic, seed=action_seed + episode if first else None)
+                action = policy.act(obs, deterministic, seed=action_seed + episode if first else None, reward=reward)
                 obs, reward, terminated, truncated, info = env.step(action)
                 first, total, over = False, total + float(reward), terminated or truncated
                 yield self._render(env)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,10 @@ class TrainedPolicy(ActingPolicy):
         trust: bool = True,
         explorer: Explorer | None = None,
     ) -> None:
-        super().__init__(agent.actor, *spaces, clip_actions=clip_actions, explorer=explorer)
+        super().__init__(
+            agent.actor, *spaces, clip_actions=clip_actions, explorer=explorer,
+            last_action_and_reward=env.last_action_and_reward,
+        )  # fmt: skip
         self.agent, self.about, self._env = agent, about, env
         self._importable, self._trust = importable, trust
 
@@ -73,6 +77,7 @@ class TrainedPolicy(ActingPolicy):
         """Return the same policy with another agent, and more in `about`."""
         trained = copy.copy(self)
         trained.agent, trained.policy = agent, agent.actor
+        trained._last_step = copy.copy(self._last_step)
         trained.about = {**self.about, **about}
         return trained
 
@@ -87,7 +92,7 @@ class TrainedPolicy(ActingPolicy):
         if is_multi_agent(env):
             raise ConfigError(f"{env} has several agents, and this policy is for one. Use another environment.")
         if env is not None:
-            return EnvSettings(env, self._env.kwargs, self._env.vector)
+            return dataclasses.replace(self._env, env=env)
         check_trusted("env", self._env.name, importable=self._importable, trust=self._trust)
         return self._env
 

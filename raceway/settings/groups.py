@@ -101,6 +101,8 @@ class EnvironmentChoice:
     vector: Annotated[Literal["auto", "native", "stepped", "envpool"], Called("vector mode")] = "auto"
     """How environments are stepped: native (the environment's own vectorised implementation), stepped (one by one),
     envpool, or auto."""
+    last_action_and_reward: bool = False
+    """Add the last action and its reward to every observation, as last_action and last_reward: a Dict observation."""
 
 
 @dataclass(frozen=True, kw_only=True)

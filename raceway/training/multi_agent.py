@@ -98,6 +98,11 @@ class MultiAgentTraining(Training):
         self.callbacks = CallbackList(callbacks)
         if cfg.vector != "auto":
             raise ConfigError(f"vector is {cfg.vector!r}, but environments with several agents have no vectors.")
+        if cfg.last_action_and_reward:
+            raise ConfigError(
+                "last_action_and_reward is for environments with one agent. Set it to false: "
+                "--no-last-action-and-reward"
+            )
         env = MultiAgentSettings(cfg.env, {}, cfg.env_kwargs)
         settings = read_policies(policies, algorithm, env)
         check_used(algorithm, cfg, settings, setting_sources or {})

@@ -150,7 +150,7 @@ class Training:
         """The config as it was passed; `cfg` is adapted to the source and the environment."""
         self.source = algorithm.source(cfg)
         cfg = self.source.cfg
-        self.env = EnvSettings(cfg.env, cfg.env_kwargs, cfg.vector).resolved()
+        self.env = EnvSettings(cfg.env, cfg.env_kwargs, cfg.vector, cfg.last_action_and_reward).resolved()
         slots = make_slots(self.env, 1)
         try:
             algorithm.check_actions(slots.action_space, self.env.name)

@@ -12,8 +12,9 @@ from torch import nn
 
 from raceway import train
 from raceway.agents import Agent, make_policy
-from raceway.agents.acting_policy import ActingPolicy, batch_observations
+from raceway.agents.acting_policy import ActingPolicy
 from raceway.agents.export import ExportablePolicy, export_onnx, export_torch
+from raceway.agents.observations import batch_observations
 from raceway.errors import ConfigError
 from raceway.loaded_policy import load
 from tests.example_agents import example_actor, example_actor_critic

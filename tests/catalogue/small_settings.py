@@ -16,6 +16,8 @@ SMALL: dict[str, Any] = {
     "learner_threads": 1, "total_updates": 10_000,
 }  # fmt: skip
 """Settings, as far as an algorithm has them. Replay, targets and several shards are used within a few iterations."""
+OWN: dict[str, dict[str, Any]] = {"r2d2": {"sequence_steps": 12, "burn_in": 4}}
+"""Settings that others refuse, by algorithm."""
 datasets: dict[str, str] = {}
 """The setting of algorithms that learn from a dataset, which tests make before they run."""
 
@@ -27,7 +29,7 @@ def small_settings(name: str, **settings: Any) -> dict[str, Any]:
     dataset. Settings that an algorithm does not have are left out.
     """
     algorithm = find_algorithm(name)
-    small: dict[str, Any] = {**SMALL, "env": algorithm.config.env}
+    small: dict[str, Any] = {**SMALL, **OWN.get(name, {}), "env": algorithm.config.env}
     if algorithm.source is DatasetSource:
         small |= datasets
     elif not algorithm.needs_tasks:

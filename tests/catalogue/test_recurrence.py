@@ -37,6 +37,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
 }
 SETTINGS["double_dqn"] = SETTINGS["dqn"]
+SETTINGS["r2d2"] = {**SETTINGS["dqn"], "steps_per_update": 4.0}
+
+
+def rows_of(obs: Any) -> Any:
+    """Return what identifies the rows of observations, which may have the last action and reward beside it."""
+    return obs["observation"] if isinstance(obs, dict) else obs
 
 
 class Recorder:
@@ -50,7 +56,7 @@ class Recorder:
 
         def acting(policy: Policy, obs: Any, state: Any) -> Any:
             params, state = outputs(policy, obs, state)
-            for row, output in zip(obs, params, strict=True):
+            for row, output in zip(rows_of(obs), params, strict=True):
                 # Slots that have finished keep their last observation: the first time counts.
                 self.acted.setdefault(row.tobytes(), output.copy())
             return params, state
@@ -59,13 +65,15 @@ class Recorder:
         monkeypatch.setattr(Policy, "params_of_features", self._recording(Policy.params_of_features))
         monkeypatch.setattr(QAgent, "q_values", self._of_trained_steps("obs", QAgent.q_values))
         monkeypatch.setattr(QAgent, "next_q_values", self._of_trained_steps("next_obs", QAgent.next_q_values))
+        names = ("obs", "next_obs", "next_obs")
+        monkeypatch.setattr(QAgent, "sequence_q_values", self._of_trained_steps(names, QAgent.sequence_q_values))
 
-    def _record(self, obs: Tensor, params: Tensor) -> None:
-        rows = zip(obs.detach().numpy(), params.detach().numpy(), strict=True)
+    def _record(self, obs: Any, params: Tensor) -> None:
+        rows = zip(rows_of(obs).detach().numpy(), params.detach().numpy(), strict=True)
         self.recomputed += [(row.tobytes(), output.copy()) for row, output in rows]
 
     def _recording(self, params_of_features: Any) -> Any:
-        def recording(policy: Policy, features: Tensor, obs: Tensor) -> Tensor:
+        def recording(policy: Policy, features: Tensor, obs: Any) -> Tensor:
             params: Tensor = params_of_features(policy, features, obs)
             if not self._in_q_values:
                 self._record(obs, params)
@@ -73,16 +81,17 @@ class Recorder:
 
         return recording
 
-    def _of_trained_steps(self, name: str, q_values: Any) -> Any:
+    def _of_trained_steps(self, names: str | tuple[str, ...], q_values: Any) -> Any:
         """Record the Q-values that a loss uses: not of burn-in, nor of what follows the end of an episode."""
 
-        def recording(agent: QAgent, batch: Batch) -> Tensor:
+        def recording(agent: QAgent, batch: Batch) -> Any:
             self._in_q_values = True
-            result: Tensor = q_values(agent, batch)
+            results = q_values(agent, batch)
             self._in_q_values = False
-            used = batch["mask"] & (batch["discount"] > 0) if name == "next_obs" else batch["mask"]
-            self._record(batch[name][used], result[used])
-            return result
+            for name, result in [(names, results)] if isinstance(names, str) else zip(names, results, strict=True):
+                used = batch["mask"] & (batch["discount"] > 0) if name == "next_obs" else batch["mask"]
+                self._record(rows_of(batch[name])[used], result[used])
+            return results
 
         return recording
 
@@ -125,6 +134,7 @@ def test_with_several_agents_too(
 ) -> None:
     recorder = Recorder(monkeypatch)
     settings = {"num_envs": 4, "num_shards": 2, "engine": "inline", "total_timesteps": 300, **SETTINGS[name]}
+    settings["last_action_and_reward"] = False  # of one agent
     algorithm = find_algorithm(name)
     cfg = algorithm.settings(env=env, network="lstm", hidden=(6,), lr=1e-30, run_dir=tmp_path / "run", **settings)
     training = make_training(algorithm, cfg, policies={"all": {"agents": ["*"]}})
