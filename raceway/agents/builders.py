@@ -13,6 +13,7 @@ from gymnasium.spaces import Discrete, Space
 from torch import nn
 
 from raceway.agents.agent import ActorCritic, Agent, QAgent, Spaces
+from raceway.agents.batch_renorm import NormalisedActor, NormalisedCritics
 from raceway.agents.critics import CriticList, DiscreteCriticList, value_network
 from raceway.agents.distributions import Bounded, Deterministic, SquashedGaussian
 from raceway.agents.network_choice import RECURRENT, custom_networks, network_for
@@ -142,6 +143,32 @@ def actor_and_critics(
         )
     policy.unused_settings = _unused(cfg, _CUSTOM, "hidden")
     return policy, CriticList(obs_space, spaces.action, critics)
+
+
+def normalised_actor_and_critics(spaces: Spaces, cfg: Any) -> tuple[Policy, NormalisedCritics]:
+    """Return a squashed Gaussian policy, and two critics Q(s, a), all with batch renormalisation.
+
+    Args:
+        spaces: the spaces.
+        cfg: the settings `network`, `hidden` and `critic_hidden`.
+    """
+    obs_space, _ = network_obs_space(spaces.observation)
+    distribution, own = SquashedGaussian(spaces.action), not isinstance(cfg.network, str)
+    if own:
+        network, *critics = custom_networks(obs_space, spaces.action, cfg.network, max_critics=16)
+        if critics:
+            raise ConfigError(
+                "critics of your own would be without the batch normalisation of this algorithm. Return the actor "
+                "alone."
+            )
+    elif cfg.network in RECURRENT:
+        network = network_for(obs_space, Discrete(distribution.size), cfg.network, cfg.hidden or ())
+    else:
+        network = NormalisedActor(obs_space, cfg.hidden or (), distribution.size)
+    policy = Policy(*spaces, network, distribution)
+    unused = _unused(cfg, _CUSTOM, "hidden") if own else {}
+    policy.unused_settings = unused | _unused(cfg, "it has no target networks", "tau", "target_every")
+    return policy, NormalisedCritics(obs_space, spaces.action, cfg.critic_hidden or (), flatten_small_images=own)
 
 
 def discrete_actor_and_critics(spaces: Spaces, cfg: Any, num: int = 2) -> tuple[Policy, nn.Module]:

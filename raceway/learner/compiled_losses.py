@@ -33,7 +33,7 @@ BLOCK_ROWS, SMALL_BLOCK_ROWS = 128, 1024
 _MIN_WEIGHTS = 1 << 14  # of a large layer
 _TOLERANCE = 1e-3  # of gradients
 _MAX_COMPILED = 8  # times that an objective is compiled: batches whose size varies are not
-_WEIGHTS, _COLUMN, _PRIORITIES = "weights.", "batch.", "priorities"
+_WEIGHTS, _COLUMN, _PRIORITIES, _BUFFER = "weights.", "batch.", "priorities", "buffer "
 
 
 class CompiledLosses:
@@ -99,6 +99,8 @@ class _Loss(NamedTuple):
     """By the index of the parameter. The others have none."""
     columns: dict[str, Tensor]
     """What has an entry for every row: the columns that it added to the batch, and priorities."""
+    buffers: dict[str, Tensor]
+    """The new values of buffers."""
 
 
 class _CompiledLoss:
@@ -115,6 +117,8 @@ class _CompiledLoss:
         blocks = split_rows(len(batch["action"]), BLOCK_ROWS if large else SMALL_BLOCK_ROWS)
         has_rows = len({leaf.shape[:1] for _, leaf in _leaves(batch)}) == 1
         self._set_blocks(batch, blocks if has_rows and len(blocks) > 1 else [slice(None)])
+        if self._output.buffers and len(self.blocks) > 1:  # of all rows together
+            self._set_blocks(batch, [slice(None)])
         example = _perturbed(batch)
         self._compare_with_torch(example)
         if len(self.blocks) > 1 and not self._is_mean_over_rows(example):
@@ -152,8 +156,9 @@ class _CompiledLoss:
             if column.shape[:1] != rows["action"].shape[:1]:
                 raise NotCompilable(f"its {name} do not have an entry for every row of the batch")
         indices = {index: gradient for index, gradient in enumerate(gradients) if gradient is not None}
-        outputs = numbers | {f"gradient {index}": gradient for index, gradient in indices.items()} | columns
-        return _Loss(CompiledFunction(recording, inputs, outputs), output, numbers, indices, columns)
+        buffers = {f"{_BUFFER}{index}": value for index, (_, value) in enumerate(output.buffers)}
+        outputs = numbers | {f"gradient {index}": gradient for index, gradient in indices.items()} | columns | buffers
+        return _Loss(CompiledFunction(recording, inputs, outputs), output, numbers, indices, columns, buffers)
 
     @contextmanager
     def _drawing_nothing(self) -> Iterator[None]:
@@ -224,7 +229,9 @@ class _CompiledLoss:
         columns = {name: torch.from_numpy(column) for name, column in self._columns.items()}
         priorities = columns.pop(_PRIORITIES, None)
         batch |= columns
-        return LossOutput(torch.tensor(numbers["loss"]), metrics, priorities)
+        values = map(torch.from_numpy, first.buffers.values())
+        buffers = [(buffer, value) for (buffer, _), value in zip(self._output.buffers, values, strict=True)]
+        return LossOutput(torch.tensor(numbers["loss"]), metrics, priorities, buffers)
 
     def _bind_memory(self) -> None:
         """Bind the memory of weights and gradients, if it is not what it was at the last call."""
@@ -252,10 +259,11 @@ class _Block:
             name: columns[name][rows] if name in columns else np.empty(column.shape, _dtype(column))
             for name, column in loss.columns.items()
         }
+        self.buffers = {name: np.empty(value.shape, _dtype(value)) for name, value in loss.buffers.items()}
         inputs = loss.function.inputs
         self._weights = [name for name in inputs if name.startswith(_WEIGHTS)]
         self._leaves = [name for name in inputs if name.startswith(_COLUMN)]
-        for name, array in [*self.numbers.items(), *self._columns.items()]:
+        for name, array in [*self.numbers.items(), *self._columns.items(), *self.buffers.items()]:
             self._call.bind_output(name, array)
 
     def bind_memory(self, weights: Mapping[str, Tensor], gradients: list[Tensor]) -> None:

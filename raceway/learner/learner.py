@@ -229,7 +229,10 @@ class Learner:
                     output = check_loss_output(objective.call(loss, self.agent, minibatch, self.random), objective.name)
                 tape.backward(output.value)
         metrics = {objective.metric("loss"): float(output.value.detach()), **output.metrics}
-        return output._replace(metrics=metrics | objective.clip_and_step())
+        metrics |= objective.clip_and_step()
+        for buffer, value in output.buffers:
+            buffer.copy_(value)
+        return output._replace(metrics=metrics)
 
     def _run_compiled(self, objective: ActiveObjective, loss: Loss, minibatch: Batch) -> LossOutput | None:
         """Compute a loss and its gradients by a compiled graph, or return None if it cannot be compiled."""
@@ -430,6 +433,8 @@ def backward(losses: Iterable[Callable[[], Any]]) -> Metrics:
     for loss in losses:
         with use_tape(tape):
             output = check_loss_output(loss(), "function")
+        if output.buffers:
+            raise ConfigError("buffers that a loss returns are set by TrainOneStep, and not where gradients are summed")
         metrics = output.metrics
         tape.backward(output.value)
         total += float(output.value.detach())

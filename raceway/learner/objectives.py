@@ -29,6 +29,8 @@ class LossOutput(NamedTuple):
     """Numbers to report, by name."""
     priorities: Tensor | None = None
     """For a batch from prioritised replay: the new priority of every row, [N]."""
+    buffers: Sequence[tuple[Tensor, Tensor]] = ()
+    """Buffers of the agent, such as running statistics, and the values that they get after the gradient step."""
 
 
 Loss = Callable[..., Tensor | tuple[Tensor, Metrics] | LossOutput]

@@ -11,13 +11,16 @@ NAMES = algorithm_names()
 SMALL: dict[str, Any] = {
     "seed": 1, "engine": "inline", "metrics_interval": 0.0, "save_seconds": 0,
     "num_envs": 4, "num_shards": 2, "fragment_steps": 8, "batch_steps": 32, "episodes_per_iter": 4,
-    "num_minibatches": 2, "num_epochs": 2, "hidden": (8,), "learning_starts": 64, "batch_size": 16, "buffer_size": 200,
+    "num_minibatches": 2, "num_epochs": 2, "hidden": (8,), "critic_hidden": (8,),
+    "learning_starts": 64, "batch_size": 16, "buffer_size": 200,
     "target_every": 3, "actor_every": 2, "steps_per_update": 8.0, "n_step": 2, "epsilon_steps": 200,
     "learner_threads": 1, "total_updates": 10_000,
 }  # fmt: skip
 """Settings, as far as an algorithm has them. Replay, targets and several shards are used within a few iterations."""
 OWN: dict[str, dict[str, Any]] = {"r2d2": {"sequence_steps": 12, "burn_in": 4}}
 """Settings that others refuse, by algorithm."""
+UNUSED = {"crossq": {"target_every"}}
+"""Settings that an algorithm has from its family, and that have no effect."""
 datasets: dict[str, str] = {}
 """The setting of algorithms that learn from a dataset, which tests make before they run."""
 
@@ -34,7 +37,8 @@ def small_settings(name: str, **settings: Any) -> dict[str, Any]:
         small |= datasets
     elif not algorithm.needs_tasks:
         small["env_kwargs"] = {"max_episode_steps": 12}
-    return {setting: value for setting, value in {**small, **settings}.items() if setting in setting_names(name)}
+    used = setting_names(name) - UNUSED.get(name, set())
+    return {setting: value for setting, value in {**small, **settings}.items() if setting in used}
 
 
 def setting_names(name: str) -> set[str]:
