@@ -26,6 +26,7 @@ class OwnLastStep:
     def __init__(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
         assert isinstance(observation_space, spaces.Dict)
         self._spaces = {key: part for key, part in observation_space.items() if key not in (LAST_ACTION, LAST_REWARD)}
+        self._nests = [key for key in self._spaces if key != "action_mask"] == [OBSERVATION]
         self._vectors = ActionVectors(action_space)
         self._actions: Array | None = None  # vectors, [N, size]
         self._began: Array | None = None  # whether an action was taken since the last reset, [N]
@@ -41,8 +42,7 @@ class OwnLastStep:
             if reward is not None:
                 raise ConfigError(f"the observation already has a {LAST_REWARD}. Pass only one of the two.")
             return obs
-        own = [key for key in self._spaces if key != "action_mask"]
-        if own == [OBSERVATION] and not (isinstance(obs, Mapping) and OBSERVATION in obs):
+        if self._nests and not self._is_nested(obs):
             obs = {OBSERVATION: obs}
         known = {key: part for key, part in self._spaces.items() if isinstance(obs, Mapping) and key in obs}
         _, size = batch_observations(spaces.Dict(known), {key: obs[key] for key in known}) if known else (None, None)
@@ -53,6 +53,12 @@ class OwnLastStep:
             rewards[began] = self._rewards(reward, num)[began]
         last = {LAST_ACTION: actions, LAST_REWARD: rewards[:, None]}
         return {**obs, **({key: part[0] for key, part in last.items()} if size is None else last)}
+
+    def _is_nested(self, obs: Any) -> bool:
+        """Whether an observation is already the entry `observation` of a mapping."""
+        if not isinstance(obs, Mapping) or OBSERVATION not in obs:
+            return False
+        return not isinstance(self._spaces[OBSERVATION], spaces.Dict) or isinstance(obs[OBSERVATION], Mapping)
 
     def _last_of(self, num: int) -> tuple[Array, Array]:
         """Return the last actions in `num` episodes, and in which there was one."""

@@ -113,8 +113,17 @@ def strengthen(agent: Any) -> None:
 @pytest.mark.parametrize("network", ["lstm", "gru"])
 @pytest.mark.parametrize("name", RECURRENT)
 def test_the_learner_recomputes_what_acting_computed(name: str, network: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_recomputed(name, network, monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["dqn", "r2d2"])
+def test_without_burn_in_it_starts_from_the_stored_state(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_recomputed(name, "lstm", monkeypatch, sequence_steps=4, burn_in=0)
+
+
+def check_recomputed(name: str, network: str, monkeypatch: pytest.MonkeyPatch, **more: Any) -> None:
     common = {"num_envs": 4, "num_shards": 2, "hidden": (6,), "engine": "inline", "lr": 1e-30}
-    settings = {**common, **SETTINGS[name], "env": "tests.catalogue.recurrent_envs:UniqueSteps-v0"}
+    settings = {**common, **SETTINGS[name], **more, "env": "tests.catalogue.recurrent_envs:UniqueSteps-v0"}
     algorithm, recorder = find_algorithm(name), Recorder(monkeypatch)
     cfg = algorithm.settings(network=network, total_timesteps=150, **settings)
     training = Training(algorithm, cfg)
