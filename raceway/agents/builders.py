@@ -20,7 +20,7 @@ from raceway.agents.network_choice import RECURRENT, custom_networks, network_fo
 from raceway.agents.networks import Encoder, actor_critic_networks
 from raceway.agents.policy import Policy, seeded_weights
 from raceway.agents.q_ensembles import DiscreteQEnsemble, QEnsemble
-from raceway.agents.q_heads import DuelingHead
+from raceway.agents.q_heads import Dueling
 from raceway.agents.recurrent import RecurrentNetwork
 from raceway.agents.soft_actor_critic import DiscreteSoftActorCritic, SoftActorCritic
 from raceway.agents.temperature import Temperature
@@ -225,7 +225,7 @@ def dueling_recurrent_network(spaces: Spaces, cfg: Any) -> QAgent:
         raise ConfigError(f"a Q-network needs discrete actions (Discrete), not {spaces.action}")
     network: nn.Module
     if cfg.network in RECURRENT:
-        make_head = partial(DuelingHead, num_actions=int(spaces.action.n))
+        make_head = partial(Dueling, num_actions=int(spaces.action.n), width=None)
         network = RecurrentNetwork(obs_space, spaces.action, cfg.hidden or (), cfg.network, make_head=make_head)
     else:
         network = network_for(obs_space, spaces.action, cfg.network, cfg.hidden or ())

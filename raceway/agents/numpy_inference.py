@@ -6,7 +6,7 @@ Between two environment steps torch's dispatch code drops out of the caches: mea
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +20,13 @@ from raceway.autograd.layers import Layers
 
 Array = np.ndarray
 Activation = Callable[[Array], Any]
+NumpyLayer = tuple[Array, type[nn.Module] | None]
+"""The weights of a linear layer, [outputs, inputs + 1], of which the last column is the bias; and the activation.
+
+A module that is computed as such layers returns them by a method `numpy_layers`. The last one may be something else
+that `numpy_readout` computes, from the outputs of the layers before it, [size, B].
+"""
+
 _ZERO = np.float32(0)
 _ACTIVATIONS: dict[type[nn.Module], Activation] = {
     nn.ReLU: lambda x: np.maximum(x, _ZERO, out=x),
@@ -75,6 +82,7 @@ class NumpyActor:
         encoder, *rest = network
         self.width: int = encoder.size
         self.layers = _layers(rest)
+        self._readout: Activation | None = getattr(rest[-1], "numpy_readout", None)
         self.num_outputs = len(self.layers[-1].weight)
         """The number of network outputs for one observation, without deviations."""
         self.distribution, self.random = distribution, random
@@ -129,7 +137,7 @@ class NumpyActor:
                 norm(x)
             if activation is not None:
                 activation(x)
-        return x
+        return x if self._readout is None else self._readout(x)
 
     def _allocate(self, num: int) -> tuple[Array, list[LayerStep]]:
         """Allocate the buffers for `num` observations, and return the input buffer and the layers' steps."""
@@ -180,34 +188,45 @@ def _is_plain(network: nn.Module) -> bool:
     encoder, *rest = network
     if type(encoder) is not Encoder or encoder.kind != "flat" or encoder.scale != 1.0:
         return False
+    if hasattr(rest[-1], "numpy_readout"):
+        rest = rest[:-1]
     before: Any = None
     for layer in rest:
         if type(layer) in _ACTIVATIONS:
-            if type(before) not in (nn.Linear, nn.LayerNorm):
+            if not (_has_layers(before) or type(before) is nn.LayerNorm):
                 return False
         elif type(layer) is nn.LayerNorm:
             if type(before) is not nn.Linear or not is_plain_norm(layer, before.out_features):
                 return False
-        elif type(layer) not in ((nn.Linear, ActionHead) if layer is rest[-1] else (nn.Linear,)) or layer.bias is None:
+        elif not (_has_layers(layer) or (layer is rest[-1] and type(layer) is ActionHead)):
             return False
         before = layer
-    return True
+    return before is not None
 
 
-def _layers(modules: list[nn.Module]) -> list[_Layer]:
+def _has_layers(module: Any) -> bool:
+    """Whether a module is a linear layer, or several, whose outputs another may follow."""
+    linear = type(module) is nn.Linear or (type(module) is ActionHead and module.log_std is None)
+    return (linear and module.bias is not None) or hasattr(module, "numpy_layers")
+
+
+def _layers(modules: Sequence[Any]) -> list[_Layer]:
     """Return the linear layers of a plain network, each with what follows it."""
     layers: list[_Layer] = []
     for module in modules:
-        if isinstance(module, nn.Linear):
-            layers.append(_Layer(_with_bias(module), None, None))
+        if type(module) in _ACTIVATIONS:
+            layers[-1] = layers[-1]._replace(activation=_ACTIVATIONS[type(module)])
+        elif hasattr(module, "numpy_layers"):
+            layers += [_Layer(weight, None, kind and _ACTIVATIONS[kind]) for weight, kind in module.numpy_layers()]
         elif isinstance(module, nn.LayerNorm):
             # The mean of what a linear layer returns is linear too, and can be subtracted from the weights at once.
             weight = layers[-1].weight
             layers[-1] = _Layer(weight - weight.mean(0), _Norm(module), None)
-        else:
-            layers[-1] = layers[-1]._replace(activation=_ACTIVATIONS[type(module)])
+        elif isinstance(module, nn.Linear):
+            layers.append(_Layer(with_bias(module), None, None))
     return layers
 
 
-def _with_bias(layer: nn.Linear) -> Array:
+def with_bias(layer: Any) -> Array:
+    """Return the weights of a linear layer, with its bias as the last column."""
     return np.column_stack([layer.weight.detach().numpy(), layer.bias.detach().numpy()])

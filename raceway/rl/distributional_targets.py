@@ -15,7 +15,8 @@ def project_distribution(support: Tensor, reward: Tensor, discount: Tensor, next
 
     Bellemare et al. 2017, https://arxiv.org/abs/1707.06887, eq. 7: atom i gets Σⱼ max(0, 1 - |bⱼ - i|) pⱼ, where
     bⱼ = (r + γ zⱼ - z₀) / Δz is clipped to the support. The paper's algorithm 1 divides pⱼ between the atoms ⌊bⱼ⌋ and
-    ⌈bⱼ⌉ in the ratio ⌈bⱼ⌉ - bⱼ to bⱼ - ⌊bⱼ⌋, and loses it where bⱼ is whole and both are 0; this form does not.
+    ⌈bⱼ⌉ in the ratio ⌈bⱼ⌉ - bⱼ to bⱼ - ⌊bⱼ⌋, and loses it where bⱼ is whole and both are 0. Here the atoms are ⌊bⱼ⌋ and
+    the next one, so that the shares always add up to 1.
 
     Args:
         support: the atoms z, in equal steps Δz upwards, [num_atoms].
@@ -31,9 +32,11 @@ def project_distribution(support: Tensor, reward: Tensor, discount: Tensor, next
     spacing = (support[-1] - support[0]) / last
     returns = reward[..., None] + discount[..., None] * support
     positions = ((returns - support[0]) / spacing).clamp(0, last)
-    atoms = torch.arange(last + 1, dtype=support.dtype, device=support.device)
-    shares = (1 - (positions[..., None] - atoms).abs()).clamp(min=0)  # of the next atom j for atom i, [..., j, i]
-    return (next_probabilities[..., None] * shares).sum(-2)
+    lower = positions.floor().clamp(max=last - 1)
+    upper_share = positions - lower
+    index = lower.long()
+    below, above = next_probabilities * (1 - upper_share), next_probabilities * upper_share
+    return torch.zeros_like(below).scatter_add(-1, index, below).scatter_add(-1, index + 1, above)
 
 
 def expected_values(support: Tensor, probabilities: Tensor) -> Tensor:
