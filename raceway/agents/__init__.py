@@ -10,7 +10,7 @@ from raceway.agents.distributions import (
     MultiCategorical,
     distribution_for,
 )
-from raceway.agents.exploration import EpsilonGreedy, Explorer, GaussianNoise, Knobs, Sample, UniformWarmUp
+from raceway.agents.exploration import EpsilonGreedy, Explorer, GaussianNoise, Knobs, NoisyGreedy, Sample, UniformWarmUp
 from raceway.agents.network_choice import network_for
 from raceway.agents.networks import Encoder, Normaliser, mlp
 from raceway.agents.policy import Policy, as_tensor, make_policy
@@ -31,6 +31,7 @@ __all__ = [
     "Knobs",
     "MakeAgent",
     "MultiCategorical",
+    "NoisyGreedy",
     "Normaliser",
     "Policy",
     "QAgent",

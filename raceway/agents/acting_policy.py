@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
+from raceway.agents.distributions import MASKED_LOGIT
 from raceway.agents.exploration import Explorer, Sample
 from raceway.agents.networks import State
 from raceway.agents.observations import batch_observations
@@ -85,6 +86,9 @@ class ActingPolicy:
             actions = self.policy.distribution.mode(arrays)
         else:
             explorer = self.explorer.for_slots(len(arrays))
+            outputs = explorer.outputs_of(self.policy, self._random)
+            if outputs is not None:  # what is masked in the policy's outputs is so in these
+                arrays = np.where(arrays <= MASKED_LOGIT, arrays, outputs(rows))
             actions = explorer.choose(self.policy.distribution, arrays, self._random)
         actions = self._to_action_space(actions)
         if self._last_step is not None:

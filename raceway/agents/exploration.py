@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from gymnasium import spaces
 
 from raceway.agents.distributions import MASKED_LOGIT, Deterministic, Distribution
+from raceway.agents.noisy_networks import NoisyActor
 from raceway.checks import unknown_name
 from raceway.errors import ConfigError
+
+if TYPE_CHECKING:
+    from raceway.agents.policy import Policy
 
 Array = np.ndarray
 LATE = 1 << 62
@@ -46,6 +50,18 @@ class Explorer(ABC):
             step: the number of steps that each of the shard's environments has taken.
             num: the number of actions.
             random: the generator of the rollout.
+        """
+        return None
+
+    def outputs_of(self, policy: Policy, random: np.random.Generator) -> Callable[[Any], Array] | None:
+        """Return how the outputs that it chooses from are computed with the policy's current weights.
+
+        Args:
+            policy: the policy.
+            random: the generator of the rollout.
+
+        Returns:
+            A function of observations, [B, ...], that returns [B, size]; None for the policy's own outputs.
         """
         return None
 
@@ -91,6 +107,16 @@ class EpsilonGreedy(Explorer):
             masked = np.take_along_axis(outputs, uniform[:, None], -1).squeeze(-1) <= MASKED_LOGIT
             actions = np.where(explores & ~masked, uniform, actions)
         return actions + getattr(distribution, "start", 0)
+
+
+class NoisyGreedy(Explorer):
+    """Take the action with the highest Q-value of a network with noisy layers, whose noise is sampled in every step."""
+
+    def outputs_of(self, policy: Policy, random: np.random.Generator) -> Callable[[Any], Array]:
+        return NoisyActor(policy, random)
+
+    def choose(self, distribution: Distribution, outputs: Array, random: np.random.Generator) -> Array:
+        return distribution.mode(outputs)
 
 
 class GaussianNoise(Explorer):

@@ -157,9 +157,12 @@ class Policy(WeightsModule):
             actor = make_numpy_actor(self.network, self.distribution, random) if plain else None
             actor = actor or make_feature_actor(self, random)
             return actor or (lambda obs, state: self.act(obs, state, random))
+        outputs = explorer.outputs_of(self, random)
         complete = not isinstance(self.distribution, Gaussian)  # the outputs in numpy are without deviations
-        fast = make_numpy_actor(self.network, self.distribution, None) if plain and complete else None
-        return ExploringActor(self, explorer, random, first_step, None if fast is None else fast.last_outputs_for)
+        if outputs is None and plain and complete:
+            fast = make_numpy_actor(self.network, self.distribution, None)
+            outputs = None if fast is None else fast.last_outputs_for
+        return ExploringActor(self, explorer, random, first_step, outputs)
 
     def log_prob(self, batch: Batch) -> Tensor:
         """Return log π(a|s) of every step of concatenated whole episodes, [N]."""
