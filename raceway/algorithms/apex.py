@@ -63,6 +63,8 @@ class Config(ReplayConfig):
     """Prioritisation exponent α."""
     beta: Fraction = 0.4
     """Importance-sampling exponent β."""
+    beta_end: Fraction | None = None
+    """Final β, after a linear change over total_timesteps. Without either, β is constant."""
     epsilon: Fraction = 0.4
     """Base ε of the ε-greedy policies: the environments use εⁱ, with i from 1 to 8."""
     weights_every: PositiveInt = 1
@@ -72,6 +74,7 @@ class Config(ReplayConfig):
     def replay_settings(self) -> ReplaySettings:
         """Settings of the prioritised replay buffer."""
         settings = {"num_shards": self.replay_shards, "alpha": self.alpha, "beta": self.beta}
+        settings |= {"beta_end": self.beta_end, "beta_rows": self.total_timesteps}
         min_size = max(1, self.learning_starts // (2 * self.replay_shards))
         return dataclasses.replace(super().replay_settings, **settings, min_size=min_size)  # type: ignore[arg-type]
 

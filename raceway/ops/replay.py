@@ -19,7 +19,7 @@ from raceway.flow import Envelope, Iter, NotReady, RateLimit, create, injected, 
 from raceway.ops.replay_insertion import ReplayCounts, ReplayInserter
 from raceway.ops.report import TrainStats
 from raceway.replay import Replay
-from raceway.rl import Batch, num_rows, without_episode_columns
+from raceway.rl import Batch, LinearSchedule, num_rows, without_episode_columns
 
 Array = np.ndarray
 
@@ -43,12 +43,18 @@ class ReplaySettings:
     """Exponent of priorities, from 0 to 1; None samples uniformly."""
     beta: float = 0.4
     """Exponent of the importance weights, from 0 to 1."""
+    beta_end: float | None = None
+    """Its final value, after a linear change over `beta_rows`. Without either, it is constant."""
+    beta_rows: int | None = None
+    """Rows inserted into all shards together until the final exponent."""
     stacked: bool = False
     """Whether observations are stacks of frames, which are then stored once."""
 
     def __post_init__(self) -> None:
         for name in ("capacity", "batch_size", "num_shards", "min_size"):
             check_int(name, getattr(self, name))
+        if self.beta_rows is not None:
+            check_int("beta_rows", self.beta_rows)
         if self.capacity < self.num_shards:
             raise ConfigError(
                 f"{self.num_shards} shards cannot share a capacity of {self.capacity}. Use at most one shard per row."
@@ -68,13 +74,19 @@ class ReplaySettings:
             )
         capacity, batch_size = max(self.capacity // steps, self.num_shards), max(self.batch_size // steps, 1)
         min_size = min(-(-self.min_size // steps), capacity // self.num_shards)
-        return dataclasses.replace(self, capacity=capacity, batch_size=batch_size, min_size=min_size)
+        beta_rows = None if self.beta_rows is None else max(self.beta_rows // steps, 1)
+        changed = {"capacity": capacity, "batch_size": batch_size, "min_size": min_size, "beta_rows": beta_rows}
+        return dataclasses.replace(self, **changed)  # type: ignore[arg-type]
 
     def make(self, number: int) -> Replay:
         """Create the buffer of one shard."""
         rows_per_shard, rest = divmod(self.capacity, self.num_shards)
         seed = np.random.SeedSequence(self.seed, spawn_key=(number,))
-        options = {"alpha": self.alpha, "beta": self.beta, "stacked": self.stacked}
+        beta: float | LinearSchedule = self.beta
+        if self.beta_end is not None and self.beta_rows is not None:
+            # By the rows of this shard, which it knows exactly, also after it was resumed.
+            beta = LinearSchedule(self.beta, self.beta_end, self.beta_rows / self.num_shards)
+        options = {"alpha": self.alpha, "beta": beta, "stacked": self.stacked}
         capacity = rows_per_shard + (number < rest)
         return Replay(capacity, seed=int(seed.generate_state(1)[0]), **options)  # type: ignore[arg-type]
 

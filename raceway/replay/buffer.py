@@ -12,6 +12,7 @@ from raceway.replay.frame_storage import FrameStorage
 from raceway.replay.samplers import PrioritizedSampler, UniformSampler
 from raceway.replay.storage import ReplayStorage, common_length
 from raceway.rl.batch import Batch, tree_map
+from raceway.rl.schedules import LinearSchedule
 
 Array = np.ndarray
 
@@ -31,12 +32,19 @@ class Replay:
         seed: the seed for sampling.
         alpha: the exponent α of priorities (Schaul et al. 2016), from 0 for uniform to 1 for proportional sampling.
             Without it, sampling is uniform and there are no priorities.
-        beta: the exponent β of the importance weights, which a prioritised sample has as `weight`.
+        beta: the exponent β of the importance weights, which a prioritised sample has as `weight`; or a schedule of it
+            over the number of rows inserted so far.
         stacked: whether `obs` and `next_obs` are stacks of frames, [K, ...], of which each frame is stored only once.
     """
 
     def __init__(
-        self, capacity: int, *, seed: int = 0, alpha: float | None = None, beta: float = 0.4, stacked: bool = False
+        self,
+        capacity: int,
+        *,
+        seed: int = 0,
+        alpha: float | None = None,
+        beta: float | LinearSchedule = 0.4,
+        stacked: bool = False,
     ) -> None:
         self.capacity = check_int("capacity", capacity)
         self.next = 0  # number of the next row

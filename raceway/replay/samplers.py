@@ -8,6 +8,7 @@ import numpy as np
 
 from raceway.errors import ConfigError
 from raceway.replay.sum_tree import SumTree
+from raceway.rl.schedules import LinearSchedule
 
 Array = np.ndarray
 
@@ -37,12 +38,19 @@ class UniformSampler:
 
 
 class PrioritizedSampler:
-    """Samples rows in proportion to p^α (Schaul et al. 2016, https://arxiv.org/abs/1511.05952)."""
+    """Samples rows in proportion to p^α (Schaul et al. 2016, https://arxiv.org/abs/1511.05952).
 
-    def __init__(self, capacity: int, alpha: float, beta: float) -> None:
+    Args:
+        capacity: the largest number of rows.
+        alpha: the exponent α of priorities.
+        beta: the exponent β of importance weights; or a schedule of it over the number of rows inserted so far.
+    """
+
+    def __init__(self, capacity: int, alpha: float, beta: float | LinearSchedule) -> None:
         if not 0 <= alpha <= 1:
             raise ConfigError(f"alpha must be a number from 0 to 1, not {alpha!r}")
-        self.capacity, self.alpha, self.beta = capacity, alpha, beta
+        self.capacity, self.alpha = capacity, alpha
+        self.beta = beta if isinstance(beta, LinearSchedule) else LinearSchedule(beta, beta, 1)
         self.tree = SumTree(capacity)
         self.highest = 1.0  # priority so far, which new rows get
 
@@ -51,7 +59,7 @@ class PrioritizedSampler:
         # Stratified: one from each of `num` equal parts of the sum, which has the same distribution and less variance.
         targets = (np.arange(num) + random.random(num)) * (self.tree.total / num)
         positions = self.tree.find(targets)
-        weights = self.tree.values[positions] ** -self.beta
+        weights = self.tree.values[positions] ** -self.beta(end)
         return end - 1 - (end - 1 - positions) % self.capacity, {"weight": (weights / weights.max()).astype(np.float32)}
 
     def on_insert(self, first: int, end: int) -> None:

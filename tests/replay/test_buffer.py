@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from raceway.errors import ConfigError, ReplayEmpty
 from raceway.replay import Replay
 from raceway.replay.frame_storage import FrameStorage
-from raceway.rl import Batch
+from raceway.rl import Batch, LinearSchedule
 from tests.replay.test_frame_storage import random_frames, stacks_of
 
 
@@ -213,3 +213,29 @@ def test_invalid_settings_are_refused() -> None:
         Replay(5, stacked=True).insert({"obs": np.zeros((2, 3))})
     with pytest.raises(ConfigError, match="a mapping of"):
         Replay(5, stacked=True).insert({"obs": {"a": np.zeros((2, 3, 4))}})
+
+
+def test_beta_changes_with_the_rows_inserted() -> None:
+    """α = 1 and priorities 1 and 4, so that of both rows together the weights are 1 and (1/4)^β."""
+
+    def sampled_weight(replay: Replay) -> float:
+        replay.update(
+            np.arange(replay.first, replay.next), np.where(np.arange(replay.first, replay.next) % 2, 4.0, 1.0)
+        )
+        batch = replay.sample(1000)
+        assert set(batch["index"] % 2) == {0, 1}
+        assert (batch["weight"][batch["index"] % 2 == 0] == 1).all()
+        return float(batch["weight"][batch["index"] % 2 == 1][0])
+
+    schedule = LinearSchedule(0.4, 1.0, over=8)
+    replay = Replay(2, alpha=1.0, beta=schedule)
+    replay.insert(rows(0, 2))
+    assert sampled_weight(replay) == pytest.approx(0.25 ** (0.4 + 0.6 * 2 / 8), rel=1e-5)
+    replay.insert(rows(2, 4))
+    assert sampled_weight(replay) == pytest.approx(0.25 ** (0.4 + 0.6 * 6 / 8), rel=1e-5), "evicted rows count too"
+    restored = Replay(2, seed=99, alpha=1.0, beta=schedule)
+    restored.restore(replay.state())
+    assert sampled_weight(restored) == pytest.approx(0.25**0.85, rel=1e-5)
+    np.testing.assert_array_equal(restored.sample(9)["weight"], replay.sample(9)["weight"])
+    replay.insert(rows(6, 20))
+    assert sampled_weight(replay) == pytest.approx(0.25, rel=1e-5), "the final value stays"
