@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn.functional import smooth_l1_loss
@@ -73,10 +74,10 @@ class Config(ReplayConfig):
     @property
     def replay_settings(self) -> ReplaySettings:
         """Settings of the prioritised replay buffer."""
-        settings = {"num_shards": self.replay_shards, "alpha": self.alpha, "beta": self.beta}
+        settings: dict[str, Any] = {"num_shards": self.replay_shards, "alpha": self.alpha, "beta": self.beta}
         settings |= {"beta_end": self.beta_end, "beta_rows": self.total_timesteps}
         min_size = max(1, self.learning_starts // (2 * self.replay_shards))
-        return dataclasses.replace(super().replay_settings, **settings, min_size=min_size)  # type: ignore[arg-type]
+        return dataclasses.replace(super().replay_settings, **settings, min_size=min_size)
 
 
 def explorer(spaces: Spaces, cfg: Config) -> EpsilonGreedy:
