@@ -10,6 +10,7 @@ from raceway.envs import LinearQuadratic
 
 GAMMA = 0.9
 DETERMINISTIC = {"noise": 0.5, "total_timesteps": 4000}
+MANY_UPDATES = {"total_timesteps": 1200, "steps_per_update": 0.5, "actor_every": 2}
 
 
 @pytest.mark.parametrize(
@@ -17,15 +18,19 @@ DETERMINISTIC = {"noise": 0.5, "total_timesteps": 4000}
     [
         ("sac", {"total_timesteps": 3000}, 0.1),
         ("tqc", {"total_timesteps": 3000, "num_quantiles": 10}, 0.1),
+        ("droq", MANY_UPDATES, 0.1),
+        ("redq", {**MANY_UPDATES, "num_critics": 4}, 0.1),
+        ("crossq", {"total_timesteps": 1500, "critic_hidden": (64, 64)}, 0.1),
         ("td3", DETERMINISTIC, 0.15),
         ("ddpg", DETERMINISTIC, 0.15),
     ],
 )
 def test_the_gain_of_a_regulator(name: str, settings: dict, tolerance: float, tmp_path: Path) -> None:
     """Episodes are truncated, and the gain is that of the infinite horizon: values go on after them."""
+    targets = {} if name == "crossq" else {"tau": 0.02}
     result = raceway.train(
         name, env="raceway/LinearQuadratic-v0", engine="inline", num_workers=1, seed=1, progress=False, gamma=GAMMA,
-        hidden=(64, 64), lr=1e-3, batch_size=128, learning_starts=500, tau=0.02, run_dir=tmp_path / "run", **settings,
+        hidden=(64, 64), lr=1e-3, batch_size=128, learning_starts=500, run_dir=tmp_path / "run", **targets, **settings,
     )  # fmt: skip
     states = np.linspace(-0.9, 0.9, 19, dtype=np.float32)[:, None]
     actions = np.array([result.policy.act(state) for state in states])

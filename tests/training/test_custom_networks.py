@@ -28,6 +28,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "dqn": REPLAY,
     "apex": REPLAY,
     "sac": {**REPLAY, "num_envs": 1, "env": "Pendulum-v1"},
+    "droq": {**REPLAY, "num_envs": 1, "env": "Pendulum-v1"},
+    "redq": {**REPLAY, "num_envs": 1, "env": "Pendulum-v1"},
+    "crossq": {**REPLAY, "num_envs": 1, "env": "Pendulum-v1", "critic_hidden": (8,)},
 }
 
 
