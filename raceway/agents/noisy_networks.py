@@ -36,8 +36,8 @@ NumpyFunction = Callable[[Array, TakeNoise], Array]
 class NoisyLinear(nn.Module):
     """A linear layer with factorised Gaussian noise on its weights.
 
-    y = (μ + σ ⊙ ε_out ε_inᵀ) x + b + σ_b ⊙ ε_out, computed as μ x + b + ε_out ⊙ (σ (ε_in ⊙ x) + σ_b), with ε = f(z),
-    f(z) = sign(z) √|z| and z normal. Means are initialised uniformly in ±1/√inputs, deviations as σ₀/√inputs.
+    y = (μ + σ ⊙ ε_out ε_inᵀ) x + b + σ_b ⊙ ε_out, with ε = f(z), f(z) = sign(z) √|z| and z normal. Means are
+    initialised uniformly in ±1/√inputs, deviations as σ₀/√inputs.
 
     Args:
         inputs: the number of inputs.
@@ -56,11 +56,11 @@ class NoisyLinear(nn.Module):
         """ε of the inputs and of the outputs, [1, inputs] and [1, outputs], while there is noise."""
 
     def forward(self, x: Tensor) -> Tensor:
-        output = linear(x, self.weight, self.bias)
         if self.noise is None:
-            return output
+            return linear(x, self.weight, self.bias)
         noise_in, noise_out = self.noise
-        return output + noise_out * linear(x * noise_in, self.weight_sigma, self.bias_sigma)
+        weight = self.weight + self.weight_sigma * (noise_out.T * noise_in)
+        return linear(x, weight, self.bias + self.bias_sigma * noise_out.squeeze(0))
 
     def sample_noise(self, random: torch.Generator) -> None:
         """Sample noise, the same for all rows until the next call."""
@@ -74,7 +74,11 @@ class NoisyLinear(nn.Module):
         return [(with_bias(self), None)]
 
     def numpy_function(self) -> NumpyFunction:
-        """Return the layer with its current weights, as a function that takes its noise."""
+        """Return the layer with its current weights, as a function that takes its noise.
+
+        Each column has its own noise, so that it is applied to inputs and outputs instead of weights:
+        μ x + b + ε_out ⊙ (σ (ε_in ⊙ x) + σ_b).
+        """
         weight, bias = self.weight.detach().numpy(), self.bias.detach().numpy()[:, None]
         sigma, bias_sigma = self.weight_sigma.detach().numpy(), self.bias_sigma.detach().numpy()[:, None]
         outputs, inputs = weight.shape

@@ -99,18 +99,16 @@ def test_acting_samples_noise_for_each_environment_and_step(name: str, obs_space
     free = [0, 2] if obs_space is MASKED else [0, 1, 2]
     assert obs_space is BOX or (outputs[0][:, 1] == MASKED_LOGIT).all()
     assert len(np.unique(np.concatenate(outputs)[:, free].round(6), axis=0)) == 2 * num, "the same noise occurs twice"
-    # The same noise in torch, one column of it for each environment.
+    # The same noise in torch, a column of it for each environment.
     layers = [layer for layer in policy.modules() if isinstance(layer, NoisyLinear)]
-    normal = np.random.default_rng(3).standard_normal(
-        (sum(sum(layer.weight.shape) for layer in layers), num), np.float32
-    )
-    noise = torch.from_numpy(np.sign(normal) * np.sqrt(np.abs(normal)))
-    for layer in layers:
-        outs, ins = layer.weight.shape
-        layer.noise = noise[:ins].T, noise[ins : ins + outs].T
-        noise = noise[ins + outs :]
-    with torch.no_grad():
-        expected = policy.network(torch.from_numpy(vectors)).numpy()
+    sizes = [sum(layer.weight.shape) for layer in layers]
+    normal = np.random.default_rng(3).standard_normal((sum(sizes), num), np.float32)
+    rows = []
+    for noise in torch.from_numpy(np.sign(normal) * np.sqrt(np.abs(normal))).T:
+        for layer, part in zip(layers, noise.split(sizes), strict=True):
+            layer.noise = part[None, : layer.weight.shape[1]], part[None, layer.weight.shape[1] :]
+        rows.append(policy.network(torch.ones(1, 4)))
+    expected = torch.cat(rows).detach().numpy()
     np.testing.assert_allclose(outputs[0][:, free], expected[:, free], rtol=1e-4, atol=1e-4)
 
 

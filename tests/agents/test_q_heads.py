@@ -1,9 +1,11 @@
 """Heads of Q-networks: dueling streams and distributions by hand, in numpy, masked, and on networks of a user's own."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from gymnasium import spaces
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 
 from raceway.agents import EpsilonGreedy, Policy, Spaces, build_agent
 from raceway.agents.distributions import MASKED_LOGIT, Categorical
+from raceway.agents.export import ExportablePolicy, export_onnx
 from raceway.agents.noisy_networks import NoisyLinear
 from raceway.agents.numpy_inference import NumpyActor, make_numpy_actor
 from raceway.agents.q_heads import Atoms, Dueling, ImplicitQuantiles, Quantiles, of_action
@@ -158,6 +161,19 @@ def test_masked_next_actions_are_not_chosen_by_sampled_fractions() -> None:
     agent = make("iqn", MASKED)
     obs = {"observation": torch.from_numpy(observations()), "action_mask": torch.tensor([[0, 0, 1]] * 6)}
     assert agent.expected(agent.features(obs), torch.rand(6, 4), obs).argmax(-1).tolist() == [2] * 6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_exported_policy_takes_the_same_actions(name: str, tmp_path: Path) -> None:
+    policy, obs = make(name).actor, 3 * observations(50)
+    random = torch.Generator().manual_seed(4)
+    for parameter in policy.parameters():  # larger than at initialisation, so that actions differ
+        nn.init.normal_(parameter, std=0.5 if parameter.ndim > 1 else 0.1, generator=random)
+    exported = ExportablePolicy(policy.eval(), BOX, ACTIONS, clip_actions=False)
+    session = onnxruntime.InferenceSession(export_onnx(exported, tmp_path / "policy.onnx"))
+    (actions,) = session.run(None, {"obs": obs})
+    assert actions.tolist() == policy.acting(None)(obs, {})[0].tolist()
+    assert len(set(actions.tolist())) > 1
 
 
 # Networks of a user's own.

@@ -214,6 +214,17 @@ def test_rainbow_has_no_queue_that_samples_could_overtake_priorities_in() -> Non
         find_algorithm("rainbow").settings(learner_queue=2)
 
 
+@pytest.mark.parametrize(("name", "shards", "end"), [("rainbow", 1, 1.0), ("apex", 2, None), ("apex", 2, 0.9)])
+def test_beta_rises_over_the_run_by_the_rows_of_a_shard(name: str, shards: int, end: float | None) -> None:
+    settings: dict[str, Any] = {"beta_end": end, "replay_shards": shards} if name == "apex" else {}
+    for total in (None, 1000):
+        cfg = find_algorithm(name).settings(env="pendulum", total_timesteps=total, **settings)
+        sampler: Any = cfg.replay_settings.make(0).sampler
+        changes = total is not None and end is not None
+        assert sampler.beta(1000 // shards // 2) == pytest.approx((0.4 + end) / 2 if changes and end else 0.4)
+        assert sampler.beta(1000) == pytest.approx(end if changes else 0.4)
+
+
 @pytest.mark.parametrize("place", ["driver", "thread", "actor"])
 def test_priorities_arrive_before_the_next_batch_is_sampled(
     place: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
