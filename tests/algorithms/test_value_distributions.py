@@ -22,7 +22,6 @@ from raceway.learner.objectives import Target
 from raceway.ops import ReplayShard
 from raceway.rl import Batch
 from raceway.training.train import train
-from tests.catalogue.small_settings import small_settings
 
 SPACES = Spaces(spaces.Box(-1, 1, (3,)), spaces.Discrete(2))
 NUMS = (3, 4, 5)
@@ -243,6 +242,7 @@ def test_priorities_arrive_before_the_next_batch_is_sampled(
 
     for name in ("sample", "update"):
         monkeypatch.setattr(ReplayShard, name, logged(name))
-    settings = small_settings("rainbow", learner_on=place, run_dir=tmp_path / "run")
+    settings: dict[str, Any] = {"num_envs": 4, "fragment_steps": 8, "learning_starts": 64, "steps_per_update": 8}
+    settings |= {"batch_size": 16, "hidden": (8,), "learner_on": place, "engine": "inline", "run_dir": tmp_path / "run"}
     train("rainbow", iterations=6, progress=False, **settings)
     assert calls[:10] == ["sample", "update"] * 5
