@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from raceway.agents.numpy_inference import NumpyLayer, with_bias
+from raceway.errors import ConfigError
 from raceway.rl import expected_values, quantile_midpoints
 
 Array = np.ndarray
@@ -110,14 +111,18 @@ class Atoms(Readout):
     Args:
         num_actions: the number of actions.
         num_atoms: the number of atoms.
-        low: the return of the first atom.
-        high: the return of the last.
+        v_min: the return of the first atom.
+        v_max: the return of the last.
     """
 
-    def __init__(self, num_actions: int, num_atoms: int, low: float, high: float) -> None:
+    def __init__(self, num_actions: int, num_atoms: int, v_min: float, v_max: float) -> None:
         super().__init__(num_actions, num_atoms)
+        if num_atoms < 2:
+            raise ConfigError(f"a distribution needs at least 2 atoms (num_atoms), not {num_atoms}")
+        if not v_min < v_max:
+            raise ConfigError(f"v_min {v_min:g} must be below v_max {v_max:g}: the atoms are between them.")
         self.support: Tensor
-        self.register_buffer("support", torch.linspace(low, high, num_atoms))
+        self.register_buffer("support", torch.linspace(v_min, v_max, num_atoms))
 
     def expected(self, distributions: Tensor) -> Tensor:
         return expected_values(self.support, distributions.softmax(-1))

@@ -18,7 +18,6 @@ Differs from the paper: parallel environments, and optionally n-step returns.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -29,7 +28,6 @@ from raceway.agents.q_heads import Atoms, of_action
 from raceway.algorithms.context import Context
 from raceway.algorithms.registry import algorithm
 from raceway.algorithms.shared_config import ReplayConfig
-from raceway.errors import ConfigError
 from raceway.flow import Iter, ParIter, union
 from raceway.ops import (
     ConcatBatches,
@@ -43,7 +41,7 @@ from raceway.ops import (
     Transitions,
 )
 from raceway.rl import Batch, Fragment, LinearSchedule, project_distribution
-from raceway.settings.field_types import Accepts, Fraction, PositiveInt
+from raceway.settings.field_types import Fraction, PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +52,7 @@ class Config(ReplayConfig):
     """Number of parallel environments, over all shards."""
     fragment_steps: PositiveInt = 1
     """Steps per environment in one rollout fragment."""
-    num_atoms: Annotated[int, Accepts("a whole number from 2", lambda value: value >= 2)] = 51
+    num_atoms: PositiveInt = 51
     """Number of atoms of the distribution of the return."""
     v_min: float = -10.0
     """Return of the first atom. Discounted returns below it count as it."""
@@ -66,11 +64,6 @@ class Config(ReplayConfig):
     """Final ε of the ε-greedy policy."""
     epsilon_steps: PositiveInt = 100_000
     """Environment steps over which ε decays linearly from 1."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.v_min >= self.v_max:
-            raise ConfigError(f"v_min {self.v_min:g} must be below v_max {self.v_max:g}: the atoms are between them.")
 
 
 def agent(spaces: Spaces, cfg: Config) -> DistributionalAgent:

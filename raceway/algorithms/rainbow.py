@@ -23,7 +23,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 
@@ -34,7 +34,6 @@ from raceway.agents.q_heads import Atoms, Dueling, of_action
 from raceway.algorithms.context import Context
 from raceway.algorithms.registry import algorithm
 from raceway.algorithms.shared_config import ReplayConfig
-from raceway.errors import ConfigError
 from raceway.flow import Iter, ParIter, union
 from raceway.injection import injected
 from raceway.ops import (
@@ -51,7 +50,7 @@ from raceway.ops import (
     UpdatePriorities,
 )
 from raceway.rl import Batch, Fragment, project_distribution
-from raceway.settings.field_types import Accepts, Fraction, PositiveFloat, PositiveInt, Widths
+from raceway.settings.field_types import Fraction, PositiveFloat, PositiveInt, Widths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +67,7 @@ class Config(ReplayConfig):
     """Learning rate."""
     n_step: PositiveInt = 3
     """Steps n of the n-step return."""
-    num_atoms: Annotated[int, Accepts("a whole number from 2", lambda value: value >= 2)] = 51
+    num_atoms: PositiveInt = 51
     """Number of atoms of the distribution of the return."""
     v_min: float = -10.0
     """Return of the first atom. Discounted returns below it count as it."""
@@ -83,13 +82,7 @@ class Config(ReplayConfig):
     beta_end: Fraction | None = 1.0
     """Final β, after a linear change over total_timesteps. Without either, β is constant."""
     learner_queue: Literal[1] = 1
-    """Queue size, in batches, of a learner on a thread or an actor: 1, so that priorities arrive before the next
-    batch is sampled."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.v_min >= self.v_max:
-            raise ConfigError(f"v_min {self.v_min:g} must be below v_max {self.v_max:g}: the atoms are between them.")
+    """Queue size, in batches, of a remote learner: 1, so that priorities arrive before the next batch is sampled."""
 
     @property
     def replay_settings(self) -> ReplaySettings:
@@ -105,11 +98,10 @@ class Config(ReplayConfig):
 
 def agent(spaces: Spaces, cfg: Config) -> DistributionalAgent:
     """Return an agent whose network has noisy dueling streams for the logits of the atoms of every action."""
-    *hidden, width = cfg.hidden or (None,)
+    (*hidden, width), num = cfg.hidden or (None,), num_actions(spaces)
     trunk, size = feature_layers(spaces, cfg, hidden, own_width=width)
-    noisy = partial(NoisyLinear, sigma=cfg.sigma)
-    dueling = Dueling(size, num_actions(spaces), width, cfg.num_atoms, linear=noisy)
-    atoms = Atoms(num_actions(spaces), cfg.num_atoms, cfg.v_min, cfg.v_max)
+    dueling = Dueling(size, num, width, cfg.num_atoms, linear=partial(NoisyLinear, sigma=cfg.sigma))
+    atoms = Atoms(num, cfg.num_atoms, cfg.v_min, cfg.v_max)
     return DistributionalAgent(headed_policy(spaces, cfg, trunk, dueling, atoms))
 
 
