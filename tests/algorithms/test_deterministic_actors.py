@@ -1,4 +1,4 @@
-"""TD3 and DDPG: the deterministic policy, its noise, the losses by hand, and which part each objective trains."""
+"""TD3, DDPG and Ape-X DPG: the policy, its noise, the losses by hand, and which part each objective trains."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from raceway.agents import Deterministic, GaussianNoise, Spaces, build_agent
 from raceway.agents.distributions import SquashedGaussian
-from raceway.algorithms import ddpg, td3
+from raceway.algorithms import apex_ddpg, ddpg, td3
 from raceway.errors import ConfigError
 from raceway.learner.learner import Learner
 from raceway.learner.objectives import Objective, Target
@@ -107,6 +107,27 @@ def test_losses_of_ddpg_by_hand() -> None:
     assert float(ddpg.actor_loss(agent, example_batch())[0]) == -1.0
 
 
+def test_losses_of_apex_ddpg_by_hand() -> None:
+    agent = fixed_agent(q=[1.0], target_q=[3.0])
+    batch = {**example_batch(), "weight": torch.tensor([1.0, 0.5])}
+    # targets as for DDPG, errors 1 - 2.5 and 1 - 0, of which the second counts half
+    output = apex_ddpg.critic_loss(agent, batch)
+    assert float(output.value) == pytest.approx((1.5**2 + 0.5 * 1**2) / 2)
+    torch.testing.assert_close(output.priorities, torch.tensor([1.5, 1.0]))  # not weighted
+    assert float(apex_ddpg.actor_loss(agent, batch)[0]) == -1.0
+
+
+def test_environments_of_apex_ddpg_have_noise_of_their_own_over_all_shards() -> None:
+    explorer = apex_ddpg.explorer(SPACES, apex_ddpg.Config(num_envs=8, noise=0.5, learning_starts=80))
+    np.testing.assert_allclose(explorer.knobs["noise"], 0.5 ** np.arange(1.0, 9), rtol=1e-5)
+    second_shard = explorer.for_slots(4, first=4)
+    outputs, random = np.zeros((4, 2), np.float32), np.random.default_rng(0)
+    actions = np.stack([second_shard.choose(Deterministic(BOX), outputs, random) for _ in range(4000)])
+    np.testing.assert_allclose(actions.std(0)[:, 0], 2 * 0.5 ** np.arange(5.0, 9), rtol=0.05)  # half the range is 2
+    assert explorer.choose_without_outputs(9, 4, random) is not None  # 80 random steps are 10 of each environment
+    assert explorer.choose_without_outputs(10, 4, random) is None
+
+
 # Training.
 
 OBJECTIVES: dict[str, dict[str, Objective]] = {
@@ -115,19 +136,21 @@ OBJECTIVES: dict[str, dict[str, Objective]] = {
         "actor": Objective(loss=td3.actor_loss),
     },
     "ddpg": {"critic": Objective(loss=ddpg.critic_loss), "actor": Objective(loss=ddpg.actor_loss)},
+    "apex_ddpg": {"critic": Objective(loss=apex_ddpg.critic_loss), "actor": Objective(loss=apex_ddpg.actor_loss)},
 }
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize(("name", "part"), [(name, part) for name, parts in OBJECTIVES.items() for part in parts])
 def test_an_objective_trains_its_own_part_only(name: str, part: str, compiled: bool) -> None:
-    module = {"td3": td3, "ddpg": ddpg}[name]
+    module = {"td3": td3, "ddpg": ddpg, "apex_ddpg": apex_ddpg}[name]
     agent = build_agent(module.agent, SPACES, module.Config(hidden=(8,)), 0)
     learner = Learner(agent, 1e-2, seed=1, compiled=compiled)
     before = {key: value.detach().clone() for key, value in agent.named_parameters()}
     random = np.random.default_rng(0)
     columns = {"obs": (12, 3), "next_obs": (12, 3), "action": (12, 2), "reward": (12,), "discount": (12,)}
     batch = {key: random.normal(size=shape).astype(np.float32) for key, shape in columns.items()}
+    batch["weight"] = np.ones(12, np.float32)
     parts = tuple(OBJECTIVES[name])
     learner.train({part: OBJECTIVES[name][part]}, batch, targets=[Target(parts, tau=0.1)])
     for key, value in agent.named_parameters():
