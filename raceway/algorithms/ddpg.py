@@ -27,7 +27,7 @@ from raceway.agents import Agent, Explorer, GaussianNoise, Spaces, UniformWarmUp
 from raceway.agents.builders import deterministic_actor_and_critics
 from raceway.algorithms.context import Context
 from raceway.algorithms.registry import algorithm
-from raceway.algorithms.shared_config import ActorReplayConfig
+from raceway.algorithms.shared_config import ActorReplayConfig, HindsightConfig
 from raceway.flow import Iter, ParIter, union
 from raceway.ops import (
     ConcatBatches,
@@ -38,14 +38,14 @@ from raceway.ops import (
     Target,
     TrainOneStep,
     TrainStats,
-    Transitions,
+    transitions,
 )
 from raceway.rl import Batch, Fragment
 from raceway.settings.field_types import NonNegativeFloat
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(ActorReplayConfig):
+class Config(ActorReplayConfig, HindsightConfig):
     """Settings of DDPG."""
 
     env: Any = "pendulum"
@@ -98,7 +98,7 @@ def ddpg(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[TrainSt
     targets = Target(("actor", "critic"), tau=cfg.tau, every=cfg.target_every)
     train = TrainOneStep(ctx.learner, critic=critic_loss, actor=actor_loss, targets=targets)
     store = (
-        rollouts.for_each(Transitions(cfg.gamma))
+        rollouts.for_each(transitions(cfg.gamma, hindsight=cfg.hindsight))
         .gather_sync()
         .combine(ConcatBatches())
         .for_each(StoreToReplay(shards))

@@ -27,7 +27,7 @@ from raceway.agents import EpsilonGreedy, QAgent, Spaces
 from raceway.agents.builders import q_network
 from raceway.algorithms.context import Context
 from raceway.algorithms.registry import algorithm
-from raceway.algorithms.shared_config import ReplayConfig
+from raceway.algorithms.shared_config import HindsightConfig
 from raceway.flow import Iter, ParIter, union
 from raceway.ops import (
     ConcatBatches,
@@ -45,7 +45,7 @@ from raceway.settings.field_types import Count, Fraction, PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(ReplayConfig):
+class Config(HindsightConfig):
     """Settings of DQN."""
 
     num_envs: PositiveInt = 4
@@ -85,7 +85,7 @@ def loss(agent: QAgent, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
 def dqn(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[TrainStats]:
     """Return the plan."""
     lengths = {"sequence_steps": cfg.sequence_steps, "burn_in": cfg.burn_in, "fragment_steps": cfg.fragment_steps}
-    rows = replay_rows(ctx.learner.agent, cfg.gamma, cfg.n_step, **lengths)
+    rows = replay_rows(ctx.learner.agent, cfg.gamma, cfg.n_step, cfg.hindsight, **lengths)
     shards = ctx.replay(cfg.replay_settings, rows.row_steps)
     store = (
         rollouts.for_each(rows)

@@ -28,7 +28,7 @@ from raceway.agents.builders import soft_actor_critic
 from raceway.agents.soft_actor_critic import DiscreteSoftActorCritic, SoftActorCritic
 from raceway.algorithms.context import Context
 from raceway.algorithms.registry import algorithm
-from raceway.algorithms.shared_config import ActorReplayConfig
+from raceway.algorithms.shared_config import ActorReplayConfig, HindsightConfig
 from raceway.flow import Iter, ParIter, union
 from raceway.injection import injected
 from raceway.ops import (
@@ -41,14 +41,14 @@ from raceway.ops import (
     Target,
     TrainOneStep,
     TrainStats,
-    Transitions,
+    transitions,
 )
 from raceway.rl import Batch, Fragment, network_obs_space
 from raceway.settings.field_types import NonNegativeFloat, PositiveFloat, PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(ActorReplayConfig):
+class Config(ActorReplayConfig, HindsightConfig):
     """Settings of SAC."""
 
     env: Any = "pendulum"
@@ -109,7 +109,7 @@ def sac(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[TrainSta
     temperature = Objective(loss=temperature_loss, lr=cfg.temperature_lr)
     train = TrainOneStep(ctx.learner, critics=critics_loss, actor=actor_loss, temperature=temperature, targets=targets)
     store = (
-        rollouts.for_each(Transitions(cfg.gamma, cfg.n_step))
+        rollouts.for_each(transitions(cfg.gamma, cfg.n_step, hindsight=cfg.hindsight))
         .gather_sync()
         .combine(ConcatBatches())
         .for_each(StoreToReplay(shards))

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from raceway.algorithms.config import AlgorithmConfig, TrainingConfig
-from raceway.envs import Slots
+from raceway.envs import EnvSettings, Slots
+from raceway.envs.goals import check_goals
+from raceway.envs.names import is_multi_agent
 from raceway.errors import ConfigError
 from raceway.flow import RateLimit
-from raceway.ops import DatasetSettings, ReplaySettings, replay_limits
+from raceway.ops import DatasetSettings, HindsightSettings, ReplaySettings, RolloutSettings, replay_limits
 from raceway.settings.field_types import Called, Fraction, PositiveFloat, PositiveInt, Widths
 from raceway.settings.groups import INPUT, UpdatesConfig
 
@@ -88,6 +90,61 @@ class ReplayConfig(AlgorithmConfig):
         ahead = self.num_envs * self.fragment_steps  # type: ignore[attr-defined]
         ratio = self.batch_size / self.steps_per_update
         return replay_limits(ratio, batch_size=self.batch_size, min_size=self.learning_starts, ahead=ahead)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HindsightConfig(ReplayConfig):
+    """Settings of algorithms that can learn from replay in hindsight, in environments with goals."""
+
+    replay: Annotated[Literal["uniform", "her"], Called("kind of replay")] = "uniform"
+    """How transitions are replayed: uniform (as they were collected), or her (hindsight experience replay: most get a
+    goal that their episode achieved)."""
+    her_goals: PositiveInt = 4
+    """With her, new goals for each original one: a share of k/(k+1) of the transitions gets a new goal."""
+    her_strategy: Literal["future", "final", "episode"] = "future"
+    """With her, where a new goal comes from: future (what the step or a later one achieved), final (what the last step
+    of the episode achieved), or episode (what any of its steps achieved)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.replay == "her":
+            n_step = getattr(self, "n_step", 1)
+            if n_step > 1:
+                raise ConfigError(f"replay her needs transitions of one step, not n_step {n_step}. Set n_step to 1.")
+            if self.stacked_frames:
+                raise ConfigError("replay her does not store stacked frames once. Set stacked_frames to False.")
+        elif (self.her_goals, self.her_strategy) != (HindsightConfig.her_goals, HindsightConfig.her_strategy):
+            raise ConfigError(
+                f"her_goals and her_strategy are settings of replay her, and replay is {self.replay}. Set replay to "
+                "her, or leave them out."
+            )
+
+    def for_env(self, slots: Slots) -> Self:
+        """Return this config with the settings filled in that depend on the environment, after checking its goals."""
+        if self.hindsight is not None:
+            if is_multi_agent(self.env):
+                raise ConfigError(f"replay her is for environments with one agent, not {self.env}. Use replay uniform.")
+            check_goals(self.hindsight.env)
+        return super().for_env(slots)
+
+    def rollouts(self, *arguments: Any, **options: Any) -> RolloutSettings:
+        """Return the settings of the rollout workers: in hindsight, the goals of terminated episodes count too."""
+        settings = super().rollouts(*arguments, **options)
+        return dataclasses.replace(settings, keep_terminal_obs=self.replay == "her")
+
+    @property
+    def hindsight(self) -> HindsightSettings | None:
+        """How goals are replaced, if they are."""
+        if self.replay != "her":
+            return None
+        goals = {"num_goals": self.her_goals, "strategy": self.her_strategy}
+        env = EnvSettings(self.env, self.env_kwargs)
+        return HindsightSettings(env=env, gamma=self.gamma, **goals)  # type: ignore[arg-type]
+
+    @property
+    def replay_settings(self) -> ReplaySettings:
+        """Settings of the replay buffer."""
+        return dataclasses.replace(super().replay_settings, hindsight=self.hindsight)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from raceway.agents import Agent, Explorer, GaussianNoise, Spaces, UniformWarmUp
 from raceway.agents.builders import deterministic_actor_and_critics
 from raceway.algorithms.context import Context
 from raceway.algorithms.registry import algorithm
-from raceway.algorithms.shared_config import ActorReplayConfig
+from raceway.algorithms.shared_config import ActorReplayConfig, HindsightConfig
 from raceway.flow import Iter, ParIter, union
 from raceway.injection import injected
 from raceway.ops import (
@@ -40,14 +40,14 @@ from raceway.ops import (
     Target,
     TrainOneStep,
     TrainStats,
-    Transitions,
+    transitions,
 )
 from raceway.rl import Batch, Fragment
 from raceway.settings.field_types import NonNegativeFloat, PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(ActorReplayConfig):
+class Config(ActorReplayConfig, HindsightConfig):
     """Settings of TD3."""
 
     env: Any = "pendulum"
@@ -113,7 +113,7 @@ def td3(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[TrainSta
         targets=Target(("actor", "critics"), tau=cfg.tau, every=cfg.target_every),
     )
     store = (
-        rollouts.for_each(Transitions(cfg.gamma))
+        rollouts.for_each(transitions(cfg.gamma, hindsight=cfg.hindsight))
         .gather_sync()
         .combine(ConcatBatches())
         .for_each(StoreToReplay(shards))

@@ -29,7 +29,7 @@ from raceway.agents.builders import squashed_actor_and_critics
 from raceway.agents.temperature import Temperature
 from raceway.algorithms.context import Context
 from raceway.algorithms.registry import algorithm
-from raceway.algorithms.shared_config import ActorReplayConfig
+from raceway.algorithms.shared_config import ActorReplayConfig, HindsightConfig
 from raceway.flow import Iter, ParIter, union
 from raceway.injection import injected
 from raceway.ops import (
@@ -41,14 +41,14 @@ from raceway.ops import (
     Target,
     TrainOneStep,
     TrainStats,
-    Transitions,
+    transitions,
 )
 from raceway.rl import Batch, Fragment, drop_largest, quantile_huber_loss, quantile_midpoints, soft_target
 from raceway.settings.field_types import Count, PositiveFloat, PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(ActorReplayConfig):
+class Config(ActorReplayConfig, HindsightConfig):
     """Settings of TQC."""
 
     env: Any = "pendulum"
@@ -134,7 +134,7 @@ def tqc(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[TrainSta
         targets=targets,
     )
     store = (
-        rollouts.for_each(Transitions(cfg.gamma))
+        rollouts.for_each(transitions(cfg.gamma, hindsight=cfg.hindsight))
         .gather_sync()
         .combine(ConcatBatches())
         .for_each(StoreToReplay(shards))

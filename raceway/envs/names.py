@@ -22,6 +22,8 @@ ALIASES = {
     "ant": "Ant-v5",
     "cartpole-positions": "CartPolePositions-v1",
     "point": "PointGoals-v0",
+    "bitflipping": "raceway/BitFlipping-v0",
+    "reach": "raceway/Reach-v0",
     "cheetah-direction": "HalfCheetahDirection-v0",
     "pong": "ALE/Pong-v5",
     "breakout": "ALE/Breakout-v5",

@@ -19,6 +19,7 @@ from raceway.ops.datasets import DatasetReader, DatasetSettings, parallel_datase
 from raceway.ops.meta import FitBaseline, InnerAdapt, MetaUpdate
 from raceway.ops.q_returns import AddQLambdaReturns
 from raceway.ops.replay import (
+    HindsightSettings,
     ReplaySettings,
     ReplayShard,
     StoreToReplay,
@@ -37,7 +38,7 @@ from raceway.ops.train import (
     Gradients,
     TrainOneStep,
 )
-from raceway.ops.transitions import Sequences, Transitions, replay_rows
+from raceway.ops.transitions import EpisodeTransitions, Sequences, Transitions, replay_rows, transitions
 from raceway.ops.weights import Fresh, UpdateWeights
 
 __all__ = [
@@ -54,11 +55,13 @@ __all__ = [
     "CountSteps",
     "DatasetReader",
     "DatasetSettings",
+    "EpisodeTransitions",
     "Exploration",
     "Explore",
     "FitBaseline",
     "Fresh",
     "Gradients",
+    "HindsightSettings",
     "InnerAdapt",
     "Learner",
     "Loss",
@@ -88,4 +91,5 @@ __all__ = [
     "parallel_rollouts",
     "replay_limits",
     "replay_rows",
+    "transitions",
 ]

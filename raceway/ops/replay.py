@@ -14,16 +14,36 @@ import numpy as np
 
 from raceway.checks import check_int
 from raceway.engine.base import Actor
+from raceway.envs import EnvSettings
+from raceway.envs.goals import GoalFunctions
 from raceway.errors import ConfigError, FlowError
 from raceway.flow import Envelope, Iter, NotReady, RateLimit, create, injected, send_msg
 from raceway.ops.replay_insertion import ReplayCounts, ReplayInserter
 from raceway.ops.report import TrainStats
-from raceway.replay import Replay
+from raceway.replay import Hindsight, Replay
 from raceway.rl import Batch, LinearSchedule, num_rows, without_episode_columns
 
 Array = np.ndarray
 
 _NOT_READY_SECONDS = 0.002  # how long a buffer with too few rows waits before it says so
+
+
+@dataclass(frozen=True, kw_only=True)
+class HindsightSettings:
+    """How goals are replaced in sampled transitions; see `raceway.replay.Hindsight`."""
+
+    env: EnvSettings
+    """The environment, which computes the rewards of other goals."""
+    gamma: float
+    """The discount γ."""
+    num_goals: int = 4
+    """New goals for each original one."""
+    strategy: str = "future"
+    """Where new goals come from: `future`, `final` or `episode`."""
+
+    def make(self) -> Hindsight:
+        """Return what replaces goals, with an environment of its own."""
+        return Hindsight(GoalFunctions(self.env), self.gamma, self.num_goals, self.strategy)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +69,8 @@ class ReplaySettings:
     """Rows inserted into all shards together until the final exponent."""
     stacked: bool = False
     """Whether observations are stacks of frames, which are then stored once."""
+    hindsight: HindsightSettings | None = None
+    """How goals are replaced in samples; None leaves them as they are. Rows are those of `EpisodeTransitions`."""
 
     def __post_init__(self) -> None:
         for name in ("capacity", "batch_size", "num_shards", "min_size"):
@@ -88,7 +110,8 @@ class ReplaySettings:
             beta = LinearSchedule(self.beta, self.beta_end, self.beta_rows / self.num_shards)
         options = {"alpha": self.alpha, "beta": beta, "stacked": self.stacked}
         capacity = rows_per_shard + (number < rest)
-        return Replay(capacity, seed=int(seed.generate_state(1)[0]), **options)  # type: ignore[arg-type]
+        hindsight = None if self.hindsight is None else self.hindsight.make()
+        return Replay(capacity, seed=int(seed.generate_state(1)[0]), hindsight=hindsight, **options)  # type: ignore[arg-type]
 
 
 class ReplayShard:

@@ -13,7 +13,7 @@ import numpy as np
 from raceway.flow import Envelope, injected
 from raceway.learner.learner import Learner
 from raceway.ops.episode_metrics import EpisodeMetrics
-from raceway.rl import Batch, Layout, episode_sums, is_replayed, layout_of, num_steps
+from raceway.rl import Batch, Layout, episode_sums, is_replayed, layout_of, num_rows, num_steps, without_episode_columns
 from raceway.rl.batch import COLLECTED
 from raceway.rl.episode_info import EPISODE_INFO, concat_episodes
 from raceway.state import Stateful, record
@@ -48,7 +48,7 @@ class TrainStats:
     num_updates: int = 0
     """Updates of the learner."""
     num_stored: int | None = None
-    """For a batch of sequences that was stored in replay: the steps in them that are trained."""
+    """For a batch whose rows are not the steps that were collected: the steps that it stored in replay to train on."""
 
     @classmethod
     def of(
@@ -79,7 +79,7 @@ class TrainStats:
             env_failures=len(batch.get("episode_lost", ())),
             priorities=(batch["index"], priorities) if replayed and priorities is not None else None,
             episode_info=batch.get(EPISODE_INFO),
-            num_stored=int(batch["mask"].sum()) if COLLECTED in batch else None,
+            num_stored=_num_stored(batch) if COLLECTED in batch else None,
         )
 
     def add_metrics(self, metrics: Mapping[str, float], **seconds: float) -> TrainStats:
@@ -107,6 +107,11 @@ class TrainStats:
             episode_info=concat_episodes([part.episode_info for part in stats], [len(part.returns) for part in stats]),
             num_updates=sum(part.num_updates for part in stats),
         )
+
+
+def _num_stored(batch: Batch) -> int:
+    """Return the steps to train on that a batch stores: all its rows, or those of its sequences without burn-in."""
+    return int(batch["mask"].sum()) if "mask" in batch else num_rows(without_episode_columns(batch))
 
 
 class CountSteps:

@@ -37,6 +37,8 @@ class RolloutSettings:
     """Makes the explorer; by default actions are sampled from the policy."""
     clip_actions: bool = False
     """Whether environments get actions clipped to their bounds. Training uses the unclipped ones."""
+    keep_terminal_obs: bool = False
+    """Whether fragments have the last observations of terminated episodes, which nothing but hindsight needs."""
     num_episodes: int | None = None
     """Whole episodes per item, over all shards. Set either this or `fragment_steps`."""
     fragment_steps: int | None = None
@@ -133,6 +135,7 @@ class RolloutWorker:
         collector = Collector(
             slots, agent.actor, seed=settings.seed, shard=shard, worker=self.name, clip_actions=settings.clip_actions,
             keep_network_outputs=isinstance(agent, ActorCritic), recovery=recovery, explorer=explorer,
+            keep_terminal_obs=settings.keep_terminal_obs,
         )  # fmt: skip
         collector.reporter = self._reporter
         if snapshot is not None and not collector.resume(snapshot):

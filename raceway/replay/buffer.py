@@ -9,6 +9,7 @@ import numpy as np
 from raceway.checks import check_int
 from raceway.errors import ConfigError, ReplayEmpty
 from raceway.replay.frame_storage import FrameStorage
+from raceway.replay.hindsight import Hindsight
 from raceway.replay.samplers import PrioritizedSampler, UniformSampler
 from raceway.replay.storage import ReplayStorage, common_length
 from raceway.rl.batch import Batch, tree_map
@@ -35,6 +36,8 @@ class Replay:
         beta: the exponent β of the importance weights, which a prioritised sample has as `weight`; or a schedule of it
             over the number of rows inserted so far.
         stacked: whether `obs` and `next_obs` are stacks of frames, [K, ...], of which each frame is stored only once.
+        hindsight: replaces goals of sampled rows. Rows are then transitions of whole episodes, which are inserted at
+            once; see `rl.episode_transitions`.
     """
 
     def __init__(
@@ -45,11 +48,13 @@ class Replay:
         alpha: float | None = None,
         beta: float | LinearSchedule = 0.4,
         stacked: bool = False,
+        hindsight: Hindsight | None = None,
     ) -> None:
         self.capacity = check_int("capacity", capacity)
         self.next = 0  # number of the next row
         self.first = 0  # number of the oldest row
         self.random = np.random.default_rng(seed)
+        self.hindsight = hindsight
         self.storage: ReplayStorage = FrameStorage(capacity) if stacked else ReplayStorage(capacity)
         self.sampler: UniformSampler | PrioritizedSampler = (
             UniformSampler() if alpha is None else PrioritizedSampler(capacity, alpha, beta)
@@ -88,7 +93,10 @@ class Replay:
         if not len(self):
             raise ReplayEmpty("cannot sample from an empty replay buffer. Insert rows first.")
         numbers, columns = self.sampler.sample(self.random, num, self.first, self.next)
-        return {**self.storage.read(numbers % self.capacity), "index": numbers, **columns}
+        batch = self.storage.read(numbers % self.capacity)
+        if self.hindsight is not None:
+            batch = self.hindsight.relabel(batch, numbers, self.storage, self.first, self.random)
+        return {**batch, "index": numbers, **columns}
 
     def update(self, index: Array, priorities: Array) -> None:
         """Set the priorities of the rows with these numbers. Rows that were evicted are skipped."""

@@ -34,7 +34,7 @@ from raceway.rl.returns import discounted_returns, episode_sums, standardise_epi
 from raceway.rl.schedules import LinearSchedule
 from raceway.rl.segments import Segments, find_segments, sequence_segments
 from raceway.rl.spaces import empty, fill, network_obs_space, row_of
-from raceway.rl.transitions import n_step_transitions, next_obs_of, sequences
+from raceway.rl.transitions import episode_transitions, n_step_transitions, next_obs_of, sequences
 
 if TYPE_CHECKING:
     from raceway.rl.distributional_targets import (
@@ -74,6 +74,7 @@ __all__ = [
     "drop_largest",
     "empty",
     "episode_sums",
+    "episode_transitions",
     "expected_values",
     "fill",
     "find_segments",

@@ -1,4 +1,4 @@
-"""Transitions of one or more steps, and sequences, from rollout fragments, [T, B]."""
+"""Transitions of one or more steps, those of whole episodes, and sequences, from rollout fragments, [T, B]."""
 
 from __future__ import annotations
 
@@ -104,7 +104,10 @@ def _append_to_held(held: Batch | None, rows: Batch, discarded: Any = None) -> B
 
 
 def next_obs_of(batch: Batch) -> Any:
-    """Return the observation after each step of a fragment, [T, B, ...]: the final one where a step is truncated."""
+    """Return the observation after each step of a fragment, [T, B, ...]: the final one where a step is truncated.
+
+    Where a step terminates, it is the final one if the fragment has `terminal_obs`; else another, which is not used.
+    """
     truncated = np.nonzero(batch["truncated"] & batch.get("valid", True))
 
     def shift(obs: Any, last: Any, final: Any) -> Any:
@@ -112,7 +115,57 @@ def next_obs_of(batch: Batch) -> Any:
         next_obs[truncated] = final
         return next_obs
 
-    return tree_map(shift, batch["obs"], batch["last_obs"], batch["final_obs"])
+    next_obs = tree_map(shift, batch["obs"], batch["last_obs"], batch["final_obs"])
+    if "terminal_obs" in batch:
+        terminated = np.nonzero(batch["terminated"] & ~batch["truncated"] & batch.get("valid", True))
+        tree_map(lambda part, terminal: part.__setitem__(terminated, terminal), next_obs, batch["terminal_obs"])
+    return next_obs
+
+
+def episode_transitions(batch: Batch, gamma: float, held: Batch | None = None) -> tuple[Batch, Batch | None]:
+    """Return the one-step transitions of the episodes that a fragment ends, one episode after the other.
+
+    An episode whose environment failed ends with its last step that was collected.
+
+    Args:
+        batch: a rollout fragment, [T, B], with `last_obs`, `final_obs`, `terminal_obs` and optionally `valid`.
+        gamma: the discount γ.
+        held: the steps that the call for the previous fragment held back, because their episodes had not ended.
+
+    Returns:
+        The columns of `n_step_transitions`, [N], and how many steps of its episode come before and after each row:
+        `steps_before` and `steps_after`. Then the steps held back for the next fragment.
+    """
+    rows = _append_to_held(held, _step_columns(batch) | {"next_obs": next_obs_of(batch)}, _restarted(batch))
+    valid, ended = rows["valid"], (rows["terminated"] | rows["truncated"]) & rows["valid"]
+    finished = valid & np.logical_or.accumulate(ended[::-1])[::-1]  # an end follows in their slot
+    slot, step = np.nonzero(finished.T)
+    before, after = _steps_around(ended[step, slot])
+    transitions = {
+        "obs": row_of(rows["obs"], (step, slot)),
+        "action": rows["action"][step, slot],
+        "reward": rows["reward"][step, slot],
+        "discount": (gamma * ~rows["terminated"][step, slot]).astype(np.float32),
+        "next_obs": row_of(rows["next_obs"], (step, slot)),
+        "steps_before": before,
+        "steps_after": after,
+    }
+    opened = valid & ~finished
+    if not opened.any():
+        return transitions, None
+    begin = int(opened.any(1).argmax())
+    return transitions, tree_map(lambda part: part[begin:].copy(), {**rows, "valid": opened})
+
+
+def _steps_around(is_last: Array) -> tuple[Array, Array]:
+    """Return how many rows of its episode come before and after each row.
+
+    >>> _steps_around(np.array([False, False, True, True]))
+    (array([0, 1, 2, 0]), array([2, 1, 0, 0]))
+    """
+    numbers, ends = np.arange(len(is_last)), np.flatnonzero(is_last)
+    lengths = np.diff(ends, prepend=-1)
+    return numbers - np.repeat(ends - lengths + 1, lengths), np.repeat(ends, lengths) - numbers
 
 
 def sequences(

@@ -44,12 +44,15 @@ class Collector(ActionSelection):
         keep_network_outputs: bool = False,
         recovery: Recovery | None = None,
         explorer: Explorer | None = None,
+        keep_terminal_obs: bool = False,
     ) -> None:
         super().__init__(
             slots, policy, clip_actions=clip_actions, keep_network_outputs=keep_network_outputs, explorer=explorer
         )
         self.seed, self.shard, self.worker = seed, shard, worker
         self.recovery = recovery or Recovery()
+        self.keep_terminal_obs = keep_terminal_obs
+        """Whether fragments have the last observations of terminated episodes too, as `terminal_obs`."""
         self.reporter = EpisodeReporter()
         """Selects what is reported of episodes that ended, from their infos."""
         self.episode = np.zeros(slots.num, np.int64)  # the number of the current episode of each slot
@@ -89,6 +92,7 @@ class Collector(ActionSelection):
 
             - `last_obs`, the observations after the last step, [B, ...];
             - `final_obs`, the last observation of each truncated episode, in the order of `np.nonzero(truncated)`;
+            - `terminal_obs`, likewise of each episode that terminated and was not truncated, if these are kept;
             - `state`, the recurrent state before the first step, of a recurrent policy;
             - `network_outputs`, the network's outputs for each step, if they are kept and were available; with images,
               `features` instead, the input of its last layer;
@@ -179,7 +183,7 @@ class Collector(ActionSelection):
                 continue
             for slot in over:
                 self._ends.append((slot, row, True))
-                if self.ended[row, 1, slot]:
+                if self.ended[row, 1, slot] or self.keep_terminal_obs:
                     self._final.append((slot, row + 1, self._copy_obs(row + 1, slot)))
             self._read_infos(over, row)
             self.episode[over] += 1
@@ -189,6 +193,10 @@ class Collector(ActionSelection):
         batch = self._copy_columns(num_steps)
         batch["final_obs"] = self._stack_obs([obs for _, _, obs in self._final])
         self._check_finite(num_steps, batch["final_obs"])
+        if self.keep_terminal_obs:
+            is_truncated = np.array([self.ended[row - 1, 1, slot] for slot, row, _ in self._final], bool)
+            batch["terminal_obs"] = tree_map(lambda part: part[~is_truncated], batch["final_obs"])
+            batch["final_obs"] = tree_map(lambda part: part[is_truncated], batch["final_obs"])
         self._episode_log.log_steps(batch["action"], batch["valid"])
         if not self._autoresets and all(completed for _, _, completed in self._ends):
             del batch["valid"]

@@ -473,3 +473,41 @@ def test_flipping_the_bits_that_differ_reaches_the_goal_in_time() -> None:
         first, _ = env.reset(seed=seed)
         best = env.value(first["achieved_goal"], first["desired_goal"], gamma=1.0)
         assert returns(env, different_bit, range(seed, seed + 1)) == [best]
+
+
+# Reach.
+
+
+def to_goal(obs: Any) -> Any:
+    """Move straight to the goal, and stay there."""
+    return np.clip((obs["desired_goal"] - obs["observation"]) / 0.2, -1, 1)
+
+
+@pytest.mark.parametrize("num_dims", [1, 3])
+def test_moving_to_the_goal_has_the_best_value(num_dims: int) -> None:
+    env = make_env(EnvSettings("reach", {"num_dims": num_dims}))
+    reach = envs.Reach(num_dims)
+    for seed in range(50):
+        obs, _ = env.reset(seed=seed)
+        best = reach.value(obs["achieved_goal"], obs["desired_goal"], gamma=1.0)
+        assert returns(env, to_goal, range(seed, seed + 1)) == [best]
+        after, reward, *_ = reach.step(to_goal(reach.reset(seed=seed)[0]))
+        for gamma in GAMMAS:  # the Bellman equation
+            value = reach.value(after["achieved_goal"], after["desired_goal"], gamma)
+            before = reach.value(obs["achieved_goal"], obs["desired_goal"], gamma)
+            assert before == pytest.approx(reward + gamma * value)
+
+
+def test_rewards_of_reach_are_those_of_its_steps() -> None:
+    env = envs.Reach(2)
+    random = np.random.default_rng(0)
+    obs, _ = env.reset(seed=0)
+    steps: list[Any] = []
+    for _ in range(500):
+        steps.append(env.step(to_goal(obs) + random.uniform(-1, 1, 2)))
+        obs = steps[-1][0]
+    achieved, desired = (np.stack([obs[name] for obs, *_ in steps]) for name in ("achieved_goal", "desired_goal"))
+    rewards = [reward for _, reward, *_ in steps]
+    assert set(rewards) == {-1, 0}
+    assert np.array_equal(env.compute_reward(achieved, desired, {}), rewards)
+    assert [info["is_success"] for *_, info in steps] == [reward == 0 for reward in rewards]

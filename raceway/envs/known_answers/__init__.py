@@ -8,6 +8,7 @@ Each class computes its answer, and an episode depends on its seed alone.
     linear_quadratic    LinearQuadratic: the linear policy and the quadratic value of continuous control
     memory              TMaze, RepeatPrevious: the best return with and without memory
     bit_flipping        BitFlipping: the value of reaching a goal
+    reach               Reach: the same with continuous actions
 
 >>> import gymnasium
 >>> env = gymnasium.make("raceway/Chain-v0", num_states=4)
@@ -24,6 +25,7 @@ from raceway.envs.known_answers.finite_states import Chain, Endless
 from raceway.envs.known_answers.linear_quadratic import LinearQuadratic
 from raceway.envs.known_answers.memory import RepeatPrevious, TMaze
 from raceway.envs.known_answers.one_step import Coin, Identity, SoftBandit
+from raceway.envs.known_answers.reach import Reach
 
 __all__ = [
     "BitFlipping",
@@ -32,13 +34,14 @@ __all__ = [
     "Endless",
     "Identity",
     "LinearQuadratic",
+    "Reach",
     "RepeatPrevious",
     "SoftBandit",
     "TMaze",
 ]
 
-_TIME_LIMITS = {Chain: 100, LinearQuadratic: 20}  # the other environments end their episodes themselves
+_TIME_LIMITS = {Chain: 100, LinearQuadratic: 20, Reach: 20}  # the other environments end their episodes themselves
 
 # With a prefix, because users have environments of names such as Chain themselves.
-for _env in (BitFlipping, Chain, Coin, Endless, Identity, LinearQuadratic, RepeatPrevious, SoftBandit, TMaze):
+for _env in (BitFlipping, Chain, Coin, Endless, Identity, LinearQuadratic, Reach, RepeatPrevious, SoftBandit, TMaze):
     gym.register(f"raceway/{_env.__name__}-v0", f"{__name__}:{_env.__name__}", max_episode_steps=_TIME_LIMITS.get(_env))
