@@ -79,8 +79,8 @@ class NoisyLinear(nn.Module):
         Each column has its own noise, so that it is applied to inputs and outputs instead of weights:
         μ x + b + ε_out ⊙ (σ (ε_in ⊙ x) + σ_b).
         """
-        weight, bias = self.weight.detach().numpy(), self.bias.detach().numpy()[:, None]
-        sigma, bias_sigma = self.weight_sigma.detach().numpy(), self.bias_sigma.detach().numpy()[:, None]
+        parameters = (self.weight, self.bias[:, None], self.weight_sigma, self.bias_sigma[:, None])
+        weight, bias, sigma, bias_sigma = (parameter.detach().numpy().copy() for parameter in parameters)
         outputs, inputs = weight.shape
 
         def run(x: Array, take: TakeNoise) -> Array:
