@@ -14,7 +14,8 @@ import json
 import os
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,20 +50,32 @@ class Gate:
     """The network, if it is not that of the preset."""
     deterministic: bool = False
     """Whether deterministic episodes after training decide, not the last ones of training."""
+    success: bool = False
+    """Whether the share of those episodes that reach their goal decides, not their return."""
     below: bool = False
     """Whether the return has to stay below the threshold: a control, which lacks what the gate needs."""
     first_seed: int = 0
+    variant: str | None = None
+    """What distinguishes it from another gate with the same algorithm and environment."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that are not those of the preset."""
 
     @property
     def name(self) -> str:
         """The name on the command line."""
-        return " ".join([self.algorithm, self.env, *([self.network] if self.network else [])])
+        return " ".join(part for part in (self.algorithm, self.env, self.network, self.variant) if part)
+
+    @property
+    def decisive(self) -> str:
+        """The measurement of a run that decides."""
+        return "success_rate" if self.success else "deterministic_return" if self.deterministic else "mean_return"
 
     def passes(self, mean: float) -> bool:
         """Whether a mean return passes."""
         return mean < self.bar if self.below else mean >= self.bar
 
 
+BITS_15 = {"env_kwargs": {"num_bits": 15}, "total_timesteps": 50_000}
 GATES = [
     Gate("ppo", "cartpole", 475),
     Gate("a2c", "cartpole", 475),
@@ -96,6 +109,33 @@ GATES = [
     Gate("crossq", "pendulum", -200, deterministic=True, first_seed=10),
     Gate("apex_ddpg", "pendulum", -200, deterministic=True, first_seed=10),
     Gate("bc", "cartpole", 450, expert="ppo", updates=2000, first_seed=10),
+    Gate("dqn", "bitflipping", 0.95, success=True, deterministic=True, first_seed=10, variant="8 bits"),
+    Gate(
+        "dqn", "bitflipping", 0.95, success=True, deterministic=True, first_seed=10, variant="15 bits", settings=BITS_15
+    ),
+    Gate(
+        "dqn",
+        "bitflipping",
+        0.5,
+        success=True,
+        deterministic=True,
+        below=True,
+        first_seed=10,
+        variant="15 bits, no hindsight",
+        settings={**BITS_15, "replay": "uniform"},
+    ),
+    Gate("r2d2", "cartpole-positions", 150, deterministic=True, first_seed=10),
+    Gate("r2d2", "raceway/TMaze-v0", 0.99, deterministic=True, first_seed=10),
+    Gate(
+        "dqn",
+        "raceway/TMaze-v0",
+        0.75,
+        deterministic=True,
+        below=True,
+        first_seed=10,
+        variant="no memory",
+        settings={"env_kwargs": {"length": 10}, "total_timesteps": 24_000, "lr": 1e-3},
+    ),
     Gate("ppo", "cartpole-positions", 450, deterministic=True, first_seed=10),
     Gate("ppo", "cartpole-positions", 100, network="mlp", deterministic=True, below=True, first_seed=10),
 ]
@@ -131,13 +171,16 @@ def learn(gate: Gate, seed: int) -> dict[str, Any]:
     if gate.expert is not None:
         return clone(gate, seed)
     with tempfile.TemporaryDirectory() as folder:
-        settings = {"env": gate.env, "seed": seed, "run_dir": f"{folder}/run", "progress": False}
+        settings = {"env": gate.env, "seed": seed, "run_dir": f"{folder}/run", "progress": False, **gate.settings}
         if gate.network is not None:
             settings["network"] = gate.network
         result = train(gate.algorithm, **settings)
         steps, means = learning_curve(result.metrics)
+        evaluated = {}
         if gate.deterministic:
-            deterministic_return = result.policy.evaluate(DETERMINISTIC_EPISODES).mean_return
+            evaluation = result.policy.evaluate(DETERMINISTIC_EPISODES)
+            evaluated = {"deterministic_return": evaluation.mean_return}
+            evaluated |= {"success_rate": evaluation.success_rate} if gate.success else {}
     summary = result.summary
     indices = np.unique(np.linspace(0, len(steps) - 1, MAX_POINTS).astype(int))
     return {
@@ -146,21 +189,21 @@ def learn(gate: Gate, seed: int) -> dict[str, Any]:
         "timesteps": summary["timesteps"],
         "seconds": round(summary["train_seconds"], 2),
         "num_workers": summary["num_workers"],
-        **({"deterministic_return": deterministic_return} if gate.deterministic else {}),
+        **evaluated,
         "curve": [[steps[index] for index in indices], [round(means[index], 2) for index in indices]],
     }
 
 
 def measure(gate: Gate, seeds: int, report: Report) -> None:
     """Train with several seeds and add a row."""
-    runs, decisive = [], "deterministic_return" if gate.deterministic else "mean_return"
+    runs = []
     for seed in range(gate.first_seed, gate.first_seed + seeds):
         runs.append(learn(gate, seed))
-        print(f"      {gate.name} seed {seed}: {runs[-1][decisive]:.1f}, {runs[-1]['seconds']:.1f} s", flush=True)
-    mean = float(np.mean([run[decisive] for run in runs]))
+        print(f"      {gate.name} seed {seed}: {runs[-1][gate.decisive]:.2f}, {runs[-1]['seconds']:.1f} s", flush=True)
+    mean = float(np.mean([run[gate.decisive] for run in runs]))
     measured = {
         "mean": mean,
-        "seeds": [round(run[decisive], 1) for run in runs],
+        "seeds": [round(run[gate.decisive], 2 if gate.success else 1) for run in runs],
         "steps": int(np.mean([run["timesteps"] for run in runs])),
         "seconds": float(np.mean([run["seconds"] for run in runs])),
         "load": os.getloadavg()[0],
@@ -226,31 +269,43 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     plt.close(figure)
 
 
+def number(value: float) -> str:
+    """Return a mean as text, with more digits if it is small."""
+    return f"{value:,.2f}" if abs(value) < 10 else f"{value:,.1f}"
+
+
 def page(rows: list[dict[str, Any]]) -> str:
     """Return the page as Markdown."""
+    gates = {gate.name: gate for gate in GATES}
     lines = [
         "# Learning",
         "",
-        "Written by `python benchmarks/learning.py` from `benchmarks/results/learning.json`. 2 shared cores, no GPU,",
-        "often with other work on the machine. Each row is `raceway train <algorithm> --env <env>` with no other",
-        "option, so with the preset of that environment. A return is the mean of the last 100 training episodes at the",
-        "end of the run, exploration included; seconds are training time. The presets were chosen with these seeds, so",
-        "other seeds may do a little worse. Of ddpg, sac, td3, tqc, the DQNs on cartpole, and on cartpole-positions,",
-        f"CartPole without velocities, a return is the mean of {DETERMINISTIC_EPISODES} deterministic episodes after",
-        "training, with seeds that nothing was chosen with (10 to 12); their curves below are of training episodes.",
-        "The preset of cartpole-positions has an LSTM, and the feed-forward network beside it (mlp) has to stay below",
-        "its threshold.",
+        "Written by `python benchmarks/learning.py` from `benchmarks/results/learning.json`. 2 shared cores, no",
+        "GPU, often with other work on the machine. Each row is `raceway train <algorithm> --env <env>` with no",
+        "other option, so with the preset of that environment; a row with a remark has other settings, which the",
+        "script lists. Three seeds each; seconds are training time.",
         "",
-        "| algorithm | env | threshold | mean return | each seed | environment steps | seconds | steps/s | |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "What is measured: *training*, the mean return of the last 100 training episodes, exploration included,",
+        "with the seeds 0 to 2, which presets were chosen with, so other seeds may do a little worse; *greedy*,",
+        f"the mean return of {DETERMINISTIC_EPISODES} deterministic episodes after training, with the seeds 10 to",
+        "12, which nothing was chosen with; *goals*, the share of such episodes that reach their goal.",
+        "Rows *below* a threshold are controls, which lack what a row beside them has.",
+        "The curves are of training episodes.",
+        "",
+        "| algorithm | env | measured | threshold | mean | each seed | environment steps | seconds | steps/s | |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        algorithm, env = row["what"].split(maxsplit=1)
-        each = ", ".join(f"{value:,.1f}" for value in row["seeds"])
+        gate = gates[row["what"]]
+        each = ", ".join(map(number, row["seeds"]))
         unit = " updates" if "expert" in row else ""
         times = f"{row['steps']:,}{unit} | {row['seconds']:.1f} | {row['steps'] / row['seconds']:,.0f}"
         met = "ok" if row["met"] else "missed"
-        cells = f"{algorithm} | {env} | {row['bar']} | **{row['mean']:,.1f}** | {each} | {times} | {met}"
+        kind = "goals" if gate.success else "greedy" if gate.deterministic or gate.expert else "training"
+        remark = ", ".join(part for part in (gate.network, gate.variant) if part)
+        env = f"{gate.env} ({remark})" if remark else gate.env
+        bar = f"below {row['bar']}" if gate.below else row["bar"]
+        cells = f"{gate.algorithm} | {env} | {kind} | {bar} | **{number(row['mean'])}** | {each} | {times} | {met}"
         lines.append(f"| {cells} |".replace(" -", " −").replace("**-", "**−"))
     lines.append("")
     for row in rows:
