@@ -21,9 +21,9 @@ from raceway.settings.groups import (
 )
 
 CHANGEABLE = {
-    "engine", "address", "num_workers", "iterations", "total_timesteps", "stop_return", "stop_seconds", "stop_eval_return",
-    "save_every", "save_seconds", "keep", "eval_every", "eval_episodes", "metrics_interval", "item_deadline", "max_env_failures",
-    "max_restarts", "info_keys",
+    "engine", "address", "num_workers", "iterations", "total_timesteps", "stop_return", "stop_seconds",
+    "stop_eval_return", "save_every", "save_seconds", "keep", "eval_every", "eval_episodes", "metrics_interval",
+    "item_deadline", "max_env_failures", "max_restarts", "info_keys",
 }  # fmt: skip
 LENGTHS = {"iterations", "total_timesteps", "total_updates", "stop_return", "stop_seconds", "stop_eval_return"}
 ROLLOUTS = {"total_timesteps", "stop_return", "max_env_failures", "info_keys"}
