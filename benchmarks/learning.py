@@ -91,7 +91,7 @@ GATES = [
     Gate("iqn", "cartpole", 475, deterministic=True, first_seed=10),
     Gate("rainbow", "cartpole", 475, deterministic=True, first_seed=10),
     Gate("pqn", "cartpole", 475, deterministic=True, first_seed=10),
-    Gate("sac", "cartpole", 400, deterministic=True, first_seed=10),
+    Gate("sac", "cartpole", 400, deterministic=True, first_seed=20),
     Gate("apex", "cartpole", 475),
     Gate("ppo", "acrobot", -100),
     Gate("dqn", "acrobot", -90, deterministic=True, first_seed=10),

@@ -94,6 +94,11 @@ class Agent(WeightsModule):
         for name in parts:
             yield from self.get_submodule(self.check_part(name)).parameters()
 
+    def action_index(self, batch: Batch) -> Tensor:
+        """Return the discrete actions of a batch as indices of what a network returns for them, [...]."""
+        start = getattr(self.actor.distribution, "start", 0)
+        return (batch["action"] - start if start else batch["action"]).long()
+
     def observe(self, rows: Batch) -> None:
         """Update the normalisers, if there are any, with a batch of tensors."""
         self.actor.observe(valid_rows(rows, "obs"))

@@ -50,8 +50,7 @@ class DiscreteSoftActorCritic(Agent):
     def q_values(self, batch: Batch) -> Tensor:
         """Return Q(s, a) of every critic for the actions of a batch, [E, N]."""
         q_values = self.critics(self.actor.network_obs(batch["obs"]))
-        index = (batch["action"] - self.actor.distribution.start).long()  # type: ignore[attr-defined]
-        return q_values.gather(-1, index.expand(len(q_values), -1)[..., None]).squeeze(-1)
+        return q_values.gather(-1, self.action_index(batch).expand(len(q_values), -1)[..., None]).squeeze(-1)
 
     def soft_value(self, critics: nn.Module, obs: Any, random: torch.Generator) -> tuple[Tensor, Tensor]:
         """Return Σₐ π(a|s) (min Q(s, a) - α log π(a|s)), [N]; and Σₐ π(a|s) log π(a|s), the mean of log π(a|s), [N].

@@ -95,7 +95,7 @@ def loss(agent: Agent, batch: Batch) -> LossOutput:
         next_q_online = agent.actor(batch["next_obs"], {})[0]
         next_q_target = agent.target.actor(batch["next_obs"], {})[0]
         td_target = double_q_target(batch["reward"], batch["discount"], next_q_online, next_q_target)
-    q_values = agent.actor(batch["obs"], {})[0].gather(-1, batch["action"][:, None]).squeeze(-1)
+    q_values = agent.actor(batch["obs"], {})[0].gather(-1, agent.action_index(batch)[:, None]).squeeze(-1)
     losses = smooth_l1_loss(q_values, td_target, reduction="none") * batch["weight"]
     return LossOutput(losses.mean(), {"q_values": q_values.mean()}, priorities=(q_values - td_target).abs())
 

@@ -88,7 +88,7 @@ def loss(agent: DistributionalAgent, batch: Batch) -> tuple[Tensor, dict[str, Te
         next_probabilities = of_action(next_logits, next_action).softmax(-1)
         support = agent.readout.support
         target = project_distribution(support, batch["reward"], batch["discount"], next_probabilities)
-    log_probabilities = of_action(agent.distributions(batch["obs"]), batch["action"]).log_softmax(-1)
+    log_probabilities = of_action(agent.distributions(batch["obs"]), agent.action_index(batch)).log_softmax(-1)
     q_values = (log_probabilities.detach().exp() * support).sum(-1)
     return -(target * log_probabilities).sum(-1).mean(), {"q_values": q_values.mean()}
 

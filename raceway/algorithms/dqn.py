@@ -76,7 +76,7 @@ def loss(agent: QAgent, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
     """
     with torch.no_grad():
         td_target = q_target(batch["reward"], batch["discount"], agent.target.next_q_values(batch))
-    q_values = agent.q_values(batch).gather(-1, batch["action"][..., None]).squeeze(-1)
+    q_values = agent.q_values(batch).gather(-1, agent.action_index(batch)[..., None]).squeeze(-1)
     losses = smooth_l1_loss(q_values, td_target, reduction="none")
     return masked_mean(losses, batch), {"q_values": masked_mean(q_values, batch)}
 

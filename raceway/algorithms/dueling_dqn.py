@@ -84,7 +84,7 @@ def loss(agent: QAgent, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
     with torch.no_grad():
         both = agent.next_q_values(batch), agent.target.next_q_values(batch)
         td_target = double_q_target(batch["reward"], batch["discount"], *both)
-    q_values = agent.q_values(batch).gather(-1, batch["action"][:, None]).squeeze(-1)
+    q_values = agent.q_values(batch).gather(-1, agent.action_index(batch)[:, None]).squeeze(-1)
     return smooth_l1_loss(q_values, td_target), {"q_values": q_values.mean()}
 
 

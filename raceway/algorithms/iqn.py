@@ -101,7 +101,7 @@ def loss(
         next_action = agent.target.expected(next_features, action_fractions, next_obs).argmax(-1)
         next_quantiles = of_action(agent.target.head.quantiles(next_features, next_fractions), next_action)
         target = batch["reward"][:, None] + batch["discount"][:, None] * next_quantiles
-    quantiles = of_action(agent.head.quantiles(agent.features(obs), fractions), batch["action"])
+    quantiles = of_action(agent.head.quantiles(agent.features(obs), fractions), agent.action_index(batch))
     losses = quantile_huber_loss(quantiles, target, fractions)
     return losses.mean(), {"q_values": quantiles.detach().mean()}
 

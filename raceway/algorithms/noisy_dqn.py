@@ -87,7 +87,7 @@ def loss(agent: QAgent, batch: Batch, *, random: torch.Generator = injected) -> 
     with torch.no_grad(), with_noise(agent.target, random):
         td_target = q_target(batch["reward"], batch["discount"], agent.target.next_q_values(batch))
     with with_noise(agent, random):
-        q_values = agent.q_values(batch).gather(-1, batch["action"][:, None]).squeeze(-1)
+        q_values = agent.q_values(batch).gather(-1, agent.action_index(batch)[:, None]).squeeze(-1)
     return smooth_l1_loss(q_values, td_target), {"q_values": q_values.mean()}
 
 

@@ -73,7 +73,7 @@ def explorer(spaces: Spaces, cfg: Config) -> EpsilonGreedy:
 
 def loss(agent: QAgent, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the mean of (Q(s, a) - G)², where G is the Q(λ) return; the batch is [N]."""
-    q_values = agent.q_values(batch).gather(-1, batch["action"][:, None]).squeeze(-1)
+    q_values = agent.q_values(batch).gather(-1, agent.action_index(batch)[:, None]).squeeze(-1)
     return (q_values - batch["q_target"]).square().mean(), {"q_values": q_values.mean()}
 
 

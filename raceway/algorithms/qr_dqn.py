@@ -82,7 +82,7 @@ def loss(agent: DistributionalAgent, batch: Batch) -> tuple[Tensor, dict[str, Te
         next_action = agent.target.expected(next_quantiles, batch["next_obs"]).argmax(-1)
         next_quantiles = of_action(next_quantiles, next_action)
         target = batch["reward"][:, None] + batch["discount"][:, None] * next_quantiles
-    quantiles = of_action(agent.distributions(batch["obs"]), batch["action"])
+    quantiles = of_action(agent.distributions(batch["obs"]), agent.action_index(batch))
     losses = quantile_huber_loss(quantiles, target, quantile_midpoints(quantiles.shape[-1]).to(quantiles.device))
     return losses.mean(), {"q_values": quantiles.detach().mean()}
 

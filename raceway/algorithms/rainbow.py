@@ -124,7 +124,7 @@ def loss(agent: DistributionalAgent, batch: Batch, *, random: torch.Generator = 
             next_probabilities = of_action(agent.target.distributions(next_obs), next_action).softmax(-1)
         target = project_distribution(support, batch["reward"], batch["discount"], next_probabilities)
     with with_noise(agent, random):
-        log_probabilities = of_action(agent.distributions(obs), batch["action"]).log_softmax(-1)
+        log_probabilities = of_action(agent.distributions(obs), agent.action_index(batch)).log_softmax(-1)
     losses = -(target * log_probabilities).sum(-1)
     q_values = (log_probabilities.detach().exp() * support).sum(-1)
     return LossOutput((losses * batch["weight"]).mean(), {"q_values": q_values.mean()}, priorities=losses.detach())

@@ -72,7 +72,7 @@ def loss(agent: QAgent, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the mean of Huber(Q(s, a) - (r + γ max Q'(s', ·))), where Q' is the target network; the batch is [N]."""
     with torch.no_grad():
         td_target = q_target(batch["reward"], batch["discount"], agent.target.next_q_values(batch))
-    q_values = agent.q_values(batch).gather(-1, batch["action"][:, None]).squeeze(-1)
+    q_values = agent.q_values(batch).gather(-1, agent.action_index(batch)[:, None]).squeeze(-1)
     return smooth_l1_loss(q_values, td_target), {"q_values": q_values.mean()}
 
 

@@ -34,6 +34,7 @@ class Fixed:
 
     q_values = DiscreteSoftActorCritic.q_values
     soft_value = DiscreteSoftActorCritic.soft_value
+    action_index = DiscreteSoftActorCritic.action_index
 
     def __init__(self, probability: float, q_values: Any, target_q_values: Any, alpha: float) -> None:
         def actor(obs: Any, state: Any) -> Any:

@@ -22,7 +22,7 @@ LEARNT = {
 
 
 def test_the_loss_by_hand() -> None:
-    agent = SimpleNamespace(q_values=lambda batch: batch["obs"])
+    agent = SimpleNamespace(q_values=lambda batch: batch["obs"], action_index=lambda batch: batch["action"])
     batch = {
         "obs": torch.tensor([[1.0, 9.0], [9.0, 0.5]]), "action": torch.tensor([0, 1]),
         "q_target": torch.tensor([3.0, 0.0]),

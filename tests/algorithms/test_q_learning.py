@@ -16,7 +16,8 @@ def fixed_agent() -> Any:
         return lambda batch: torch.tensor([values, values])
 
     target = SimpleNamespace(next_q_values=rows(4.0, 2.0))
-    return SimpleNamespace(q_values=rows(1.0, 0.5), next_q_values=rows(1.0, 3.0), target=target)
+    online = {"q_values": rows(1.0, 0.5), "next_q_values": rows(1.0, 3.0)}
+    return SimpleNamespace(**online, target=target, action_index=lambda batch: batch["action"])
 
 
 @pytest.mark.parametrize(

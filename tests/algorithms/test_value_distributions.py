@@ -43,6 +43,9 @@ class FixedAgent(nn.Module):
         self.readout, self.now, self.after = readout, torch.tensor(now), torch.tensor(after)
         self.__dict__["target"] = target
 
+    def action_index(self, batch: Any) -> Tensor:
+        return batch["action"]
+
     def distributions(self, obs: Tensor) -> Tensor:
         values = self.after if obs.any() else self.now
         return values.expand(len(obs), -1, -1)
@@ -106,7 +109,8 @@ def test_iqn_by_hand() -> None:
             assert fractions.shape == (2, 3)
             return line(features, fractions).mean(-1)
 
-        return SimpleNamespace(head=SimpleNamespace(quantiles=line), features=lambda obs: obs, expected=expected)
+        functions = {"features": lambda obs: obs, "action_index": lambda batch: batch["action"], "expected": expected}
+        return SimpleNamespace(head=SimpleNamespace(quantiles=line), **functions)
 
     agent = network([[0.0, 3.0], [0.0, 0.0]], [[9.0, 0.0], [0.0, 0.0]])
     agent.target = network([[0.0, 0.0]] * 2, [[0.0, 0.0], [1.0, 2.0]])

@@ -10,10 +10,11 @@ import torch
 from gymnasium import spaces
 
 from raceway import load
+from raceway.agents.network_choice import RECURRENT
 from raceway.algorithms import find_algorithm
 from raceway.training.train import train
 from tests.catalogue.small_settings import NAMES, has_rollouts, small_settings
-from tests.catalogue.various_envs import EPISODE_STEPS, OwnNetwork, Various
+from tests.catalogue.various_envs import EPISODE_STEPS, OwnMemory, OwnNetwork, Various
 
 ACTING = [name for name in NAMES if has_rollouts(name)]
 """The algorithms that choose their environment freely: those of datasets have that of the dataset."""
@@ -29,6 +30,15 @@ def run(name: str, settings: dict[str, Any] | None = None, *, images: bool = Fal
     env_kwargs = {"images": images, "continuous": "discrete" not in find_algorithm(name).actions}
     settings = {**(settings or small_settings(name)), "env": Various, "env_kwargs": env_kwargs, "run_dir": "run"}
     return train(name, iterations=iterations, progress=False, **settings)
+
+
+def first_actions(policy: Any, samples: list[Any]) -> np.ndarray:
+    """Return the actions in the first steps of episodes that start with these observations."""
+    actions = []
+    for obs in samples:
+        policy.reset()
+        actions.append(policy.act({key: obs[key] for key in ("place", "room")}))
+    return np.array(actions)
 
 
 def is_action(policy: Any, action: Any) -> bool:
@@ -49,10 +59,12 @@ def test_a_policy_of_nested_observations_is_loaded_evaluated_and_exported(name: 
     assert policy.sha256() == result.policy.sha256()
     assert result.policy.evaluate(3).mean_length == EPISODE_STEPS
     samples = observations(policy.observation_space, 24)
-    actions = np.array([policy.act(obs) for obs in samples])
-    np.testing.assert_array_equal([policy.act(obs) for obs in samples], actions)  # nothing is sampled
+    actions = first_actions(policy, samples)
+    np.testing.assert_array_equal(first_actions(policy, samples), actions)  # nothing is sampled
     session = onnxruntime.InferenceSession(policy.export_onnx("policy.onnx"))
     inputs = {key: np.array([obs[key] for obs in samples]) for key in ("place", "room")}
+    for entry in session.get_inputs():  # the recurrent state and the last action, if there are any
+        inputs.setdefault(entry.name, np.zeros((len(samples), *entry.shape[1:]), np.float32))
     np.testing.assert_allclose(session.run(["action"], inputs)[0], actions, rtol=1e-4, atol=1e-5)
     assert policy.sha256() == result.policy.sha256()
 
@@ -66,10 +78,11 @@ def test_it_learns_from_images(name: str) -> None:
 
 @pytest.mark.parametrize("name", ACTING)
 def test_it_trains_a_network_of_a_users_own(name: str) -> None:
-    small = small_settings(name, network=OwnNetwork)
+    own = OwnMemory if find_algorithm(name).config.network in RECURRENT else OwnNetwork
+    small = small_settings(name, network=own)
     small.pop("hidden", None)  # of no use to those that have no other network
     run(name, small)
-    policy = load("run", "latest", network=OwnNetwork)
+    policy = load("run", "latest", network=own)
     (network,) = (module for module in policy.policy.modules() if isinstance(module, OwnNetwork))
     assert not torch.equal(network.layers[0].weight, network.initial_weight)
     (obs,) = observations(policy.observation_space, 1)

@@ -19,12 +19,12 @@ class Various(gym.Env[Any, Any]):
 
     Args:
         images: whether observations are images, instead of nested.
-        continuous: whether actions are continuous.
+        continuous: whether actions are continuous, instead of the numbers 2 to 4.
     """
 
     def __init__(self, images: bool = False, continuous: bool = False) -> None:
         self.observation_space = IMAGE if images else NESTED
-        self.action_space: Any = spaces.Box(-2, 1, (2,), np.float32) if continuous else spaces.Discrete(3)
+        self.action_space: Any = spaces.Box(-2, 1, (2,), np.float32) if continuous else spaces.Discrete(3, start=2)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -62,3 +62,17 @@ class OwnNetwork(nn.Module):
     def forward(self, obs: Any) -> Tensor:
         room = nn.functional.one_hot(obs["room"].long(), 4).float()
         return self.layers(torch.cat([obs["place"], room], -1))
+
+
+class OwnMemory(nn.Module):
+    """The same network, whose outputs grow with the number of steps."""
+
+    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
+        super().__init__()
+        self.network = OwnNetwork(observation_space, action_space)
+
+    def initial_state(self, num: int) -> dict[str, Tensor]:
+        return {"steps": torch.zeros(num, 1)}
+
+    def forward(self, obs: Any, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.network(obs) * (1 + state["steps"] / 10), {"steps": state["steps"] + 1}
