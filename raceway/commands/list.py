@@ -28,11 +28,12 @@ def list_algorithms() -> int:
     """Print a table of the algorithms and the actions they support."""
     from raceway.algorithms import ACTIONS, algorithm_names, find_algorithm
 
-    print(f"{'':11}" + "".join(f"{kind:15}" for kind in ACTIONS))
+    width = max(map(len, algorithm_names())) + 2
+    print(" " * width + "".join(f"{kind:15}" for kind in ACTIONS))
     for name in algorithm_names():
         algorithm = find_algorithm(name)
         marks = "".join(f"{'yes' if kind in algorithm.actions else '-':15}" for kind in ACTIONS)
-        print(f"{name:11}{marks}{algorithm.summary}")
+        print(f"{name:{width}}{marks}{algorithm.summary}")
     return 0
 
 

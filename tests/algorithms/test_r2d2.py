@@ -31,6 +31,9 @@ def h(x: float) -> float:
 class Table:
     """Q-values by observation. The online network prefers action 1; the target network's other entry is too large."""
 
+    def action_index(self, batch: Batch) -> Any:
+        return batch["action"]
+
     def sequence_q_values(self, batch: Batch) -> Any:
         obs, next_obs = batch["obs"].squeeze(-1), batch["next_obs"].squeeze(-1)
         own = torch.stack([torch.full_like(obs, 50.0), torch.full_like(obs, 1.0)], -1)  # action 1 is taken
@@ -118,11 +121,11 @@ def agent_for(**settings: Any) -> QAgent:
 def test_the_head_is_dueling() -> None:
     head: Any = agent_for().actor.network.head
     with torch.no_grad():
-        head.value.bias.fill_(5.0)
+        head.value[-1].bias.fill_(5.0)
         features = torch.randn(4, 6)
         q_values = head(features)
     torch.testing.assert_close(q_values.mean(-1), head.value(features).squeeze(-1))  # advantages have a mean of 0
-    advantages = head.advantage(features)
+    advantages = head.advantages(features)
     torch.testing.assert_close(q_values[:, 0] - q_values[:, 1], advantages[:, 0] - advantages[:, 1])
 
 

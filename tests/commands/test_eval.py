@@ -222,7 +222,7 @@ class ConstantPolicy:
     def reset(self) -> None:
         self.num_resets += 1
 
-    def act(self, obs: Any, deterministic: bool, seed: int | None = None) -> int:
+    def act(self, obs: Any, deterministic: bool, seed: int | None = None, reward: Any = None) -> int:
         self.num_actions += 1
         return 0
 
@@ -251,7 +251,7 @@ def test_an_invalid_frame_is_an_error(fault: str, message: str) -> None:
 
 def test_a_failed_recording_leaves_no_file(tmp_path: Path) -> None:
     class FailingPolicy(ConstantPolicy):
-        def act(self, obs: Any, deterministic: bool, seed: int | None = None) -> int:
+        def act(self, obs: Any, deterministic: bool, seed: int | None = None, reward: Any = None) -> int:
             if self.num_actions == 3:
                 raise RuntimeError("no more")
             return super().act(obs, deterministic, seed)

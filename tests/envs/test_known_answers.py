@@ -73,7 +73,7 @@ def test_an_algorithm_trains_on_it(name: str, kwargs: dict[str, Any], tmp_path: 
     env = f"raceway/{name}-v0"
     discrete = isinstance(make_env(EnvSettings(env, kwargs)).action_space, spaces.Discrete)
     algorithm = "dqn" if discrete else "ppo"
-    settings = small_settings(algorithm, env=env, env_kwargs=kwargs, total_timesteps=200)
+    settings = small_settings(algorithm, env=env, env_kwargs=kwargs, total_timesteps=200, n_step=1)
     result = raceway.train(algorithm, progress=False, run_dir=tmp_path / "run", **settings)
     assert result.summary["timesteps"] >= 200
     assert result.summary["env_failures"] == 0

@@ -20,6 +20,7 @@ from raceway.ops import (
     AddAdvantages,
     AddLogProbs,
     AddProgress,
+    AddQLambdaReturns,
     AddReturns,
     ApplyGradients,
     AverageGradients,
@@ -77,6 +78,7 @@ OPERATORS: dict[type, tuple[Callable[[Parts], tuple[Any, ...]], dict[str, Any]]]
     AddAdvantages: (lambda parts: (), {"gamma": 0.731, "lam": 0.137, "scale_rewards": True}),
     AddLogProbs: (lambda parts: (), {"gamma": 0.731, "scale_rewards": True}),
     AddProgress: (lambda parts: (parts.learner,), {}),
+    AddQLambdaReturns: (lambda parts: (), {"gamma": 0.731, "lam": 0.137, "reward_scale": 0.317}),
     AddReturns: (lambda parts: (), {"gamma": 0.731}),
     ApplyGradients: (lambda parts: (parts.learner,), {}),
     AverageGradients: (lambda parts: (), {}),
@@ -172,6 +174,7 @@ def state_with_constants(operator: Any) -> Any:
 CHANGED: dict[type, tuple[dict[str, Any], dict[str, Any]]] = {
     AddAdvantages: ({"running": RunningReturns(sums=np.ones(2))}, {"gamma": 0.5, "lam": 0.5}),
     AddLogProbs: ({"running": RunningReturns(sums=np.ones(2))}, {"gamma": 0.5}),
+    AddQLambdaReturns: ({}, {"gamma": 0.5, "lam": 0.5, "reward_scale": 0.5}),
     AddReturns: ({}, {"gamma": 0.5}),
     ConcatBatches: ({"held": [{"reward": np.ones(3)}]}, {"min_steps": 5}),
     Explore: ({"steps": 40}, {}),

@@ -87,6 +87,8 @@ def test_every_algorithm_can_train_a_policy_behind_the_split(name: str) -> None:
     small = {"learning_starts": 20, "batch_size": 8, "buffer_size": 500, "episodes_per_iter": 4, "hidden": (8,)}
     if name in ("a3c", "impala"):
         small["batch_steps"] = 40
+    if name == "r2d2":
+        small |= {"sequence_steps": 10, "burn_in": 5}
     own = {key: value for key, value in small.items() if hasattr(config, key)}
     kwargs = {"max_cycles": 10, "continuous_actions": "discrete" not in find_algorithm(name).actions}
     policies = {"tried": {"agents": ["agent_0"], "algorithm": name, **own}, "others": {"agents": ["agent_[12]"]}}

@@ -72,7 +72,7 @@ WRONG = {
     "hidden = [8, 8]": ("seed = 3", 4, "seed is the same for all policies. Set it for the run: --seed"),
     "[8, 8]": ('"wide"', 4, "hidden must be"),
     '"agent_1"': ('"agent_2"', 7, "agent_2 has the policy 'pair' already"),
-    '"dqn"\nn_step = 3': ('"sac"', 8, "sac is for box actions, and agent_2 of"),
+    '"dqn"\nn_step = 3': ('"td3"', 8, "td3 is for box actions, and agent_2 of"),
     'algorithm = "dqn"\nn_step = 3': ('algorithm = "bc"', 8, "bc does not learn from rollouts"),
     "[single]": ("[agent_0]", 6, "it has the name of an agent with another policy"),
     "[pair]": ('["a/b"]', 2, "its name has characters other than"),
