@@ -20,7 +20,7 @@ MANY_UPDATES = {"total_timesteps": 1200, "steps_per_update": 0.5, "actor_every":
         ("tqc", {"total_timesteps": 3000, "num_quantiles": 10}, 0.1),
         ("droq", MANY_UPDATES, 0.1),
         ("redq", {**MANY_UPDATES, "num_critics": 4}, 0.1),
-        ("crossq", {"total_timesteps": 1500, "critic_hidden": (64, 64)}, 0.15),
+        ("crossq", {"total_timesteps": 2000, "critic_hidden": (64, 64)}, 0.15),
         ("td3", DETERMINISTIC, 0.15),
         ("ddpg", DETERMINISTIC, 0.15),
     ],
