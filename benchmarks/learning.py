@@ -233,6 +233,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     import matplotlib.pyplot as plt
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
+    gates = {gate.name: gate for gate in GATES}
     columns = 4
     height = -(-(len(rows) + 1) // columns)  # one more panel for the legend
     figure, table = plt.subplots(height, columns, figsize=(13, 2.8 * height), layout="constrained")
@@ -244,10 +245,14 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
         values = np.stack([np.interp(grid, *curve) for curve in curves])
         axes.fill_between(grid, values.min(0), values.max(0), color=band, alpha=0.45, lw=0)
         axes.plot(grid, values.mean(0), color=line, lw=2)
-        axes.axhline(float(row["bar"]), color=bar, ls="--", lw=1.3)
-        axes.set_title(row["what"], loc="left", fontweight="bold", fontsize=11)
+        gate = gates[row["what"]]
+        if not gate.success:  # its threshold is a share, not a return
+            axes.axhline(float(row["bar"]), color=bar, ls="--", lw=1.3)
+        title = row["what"].replace("raceway/", "")
+        axes.set_title(title, loc="left", fontweight="bold", fontsize=11 if len(title) < 24 else 8.5)
         axes.set_xlabel("updates" if "expert" in row else "", fontsize=9.5)
-        subtitle = f"{row['mean']:,.0f} in {row['seconds']:,.0f} s".replace("-", "−")
+        reached = f"{row['mean']:.0%} of goals" if gate.success else number(row["mean"]).removesuffix(".0")
+        subtitle = f"{reached} in {row['seconds']:,.0f} s".replace("-", "−")
         corner = {"transform": axes.transAxes, "ha": "right", "va": "bottom"}  # beside the title, a long one overlaps
         axes.text(0.98, 0.04, subtitle, fontsize=9.5, color="#444444", **corner)
         axes.grid(alpha=0.25)
