@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.nn.functional import smooth_l1_loss
@@ -50,6 +50,7 @@ from raceway.settings.field_types import Fraction, PositiveInt
 class Config(ReplayConfig):
     """Settings of Ape-X."""
 
+    prioritised: ClassVar[bool] = True
     num_envs: PositiveInt = 32
     """Number of parallel environments, over all shards."""
     fragment_steps: PositiveInt = 50

@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -53,6 +53,7 @@ from raceway.settings.field_types import Fraction, PositiveFloat, PositiveInt
 class Config(ActorReplayConfig):
     """Settings of Ape-X DPG."""
 
+    prioritised: ClassVar[bool] = True
     env: Any = "pendulum"
     """Environment: a short name such as pendulum, any Gymnasium id, or module:Id."""
     num_envs: PositiveInt = 32

@@ -134,6 +134,7 @@ def crossq(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[Train
         critics=Objective(loss=critics_loss, options=ADAM),
         actor=Objective(loss=actor_loss, every=cfg.actor_every, options=ADAM),
         temperature=Objective(loss=temperature_loss, every=cfg.actor_every),
+        num_minibatches=cfg.updates_per_sample,
     )
     store = (
         rollouts.for_each(Transitions(cfg.gamma))
@@ -145,6 +146,6 @@ def crossq(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[Train
     replay = (
         ctx.samples(shards, synchronous=True)
         .for_each(train, **ctx.place(cfg.learner_on, cfg.learner_queue))
-        .for_each(ctx.weights(every=cfg.updates_per_round))
+        .for_each(ctx.weights(every=cfg.samples_per_round))
     )
     return union(store=store, replay=replay, limits=cfg.limits).combine(MergeStats())

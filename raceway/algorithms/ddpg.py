@@ -96,7 +96,9 @@ def ddpg(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[TrainSt
     """Return the plan."""
     shards = ctx.replay(cfg.replay_settings)
     targets = Target(("actor", "critic"), tau=cfg.tau, every=cfg.target_every)
-    train = TrainOneStep(ctx.learner, critic=critic_loss, actor=actor_loss, targets=targets)
+    train = TrainOneStep(
+        ctx.learner, critic=critic_loss, actor=actor_loss, targets=targets, num_minibatches=cfg.updates_per_sample
+    )
     store = (
         rollouts.for_each(transitions(cfg.gamma, hindsight=cfg.hindsight))
         .gather_sync()
@@ -107,6 +109,6 @@ def ddpg(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[TrainSt
     replay = (
         ctx.samples(shards, synchronous=True)
         .for_each(train, **ctx.place(cfg.learner_on, cfg.learner_queue))
-        .for_each(ctx.weights(every=cfg.updates_per_round))
+        .for_each(ctx.weights(every=cfg.samples_per_round))
     )
     return union(store=store, replay=replay, limits=cfg.limits).combine(MergeStats())

@@ -102,10 +102,12 @@ def noisy_dqn(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[Tr
         .for_each(StoreToReplay(shards))
         .for_each(CountSteps(ctx.learner))
     )
-    train = TrainOneStep(ctx.learner, loss, targets=Target(every=cfg.target_every))
+    train = TrainOneStep(
+        ctx.learner, loss, targets=Target(every=cfg.target_every), num_minibatches=cfg.updates_per_sample
+    )
     replay = (
         ctx.samples(shards, synchronous=True)
         .for_each(train, **ctx.place(cfg.learner_on, cfg.learner_queue))
-        .for_each(ctx.weights(every=cfg.updates_per_round))
+        .for_each(ctx.weights(every=cfg.samples_per_round))
     )
     return union(store=store, replay=replay, limits=cfg.limits).combine(MergeStats())

@@ -21,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import torch
 
@@ -58,6 +59,7 @@ from raceway.settings.field_types import Count, Discount, Fraction, Network, Pos
 class Config(ReplayConfig):
     """Settings of R2D2."""
 
+    prioritised: ClassVar[bool] = True
     last_action_and_reward: bool = True
     """Add the last action and its reward to every observation, as last_action and last_reward: a Dict observation."""
     network: Network = "lstm"

@@ -23,7 +23,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -57,6 +57,7 @@ from raceway.settings.field_types import Fraction, PositiveFloat, PositiveInt, W
 class Config(ReplayConfig):
     """Settings of Rainbow."""
 
+    prioritised: ClassVar[bool] = True
     num_envs: PositiveInt = 4
     """Number of parallel environments, over all shards."""
     fragment_steps: PositiveInt = 1

@@ -132,6 +132,7 @@ def redq(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[TrainSt
         actor=Objective(loss=actor_loss, every=cfg.actor_every),
         temperature=Objective(loss=temperature_loss, every=cfg.actor_every),
         targets=Target("critics", tau=cfg.tau, every=cfg.target_every),
+        num_minibatches=cfg.updates_per_sample,
     )
     store = (
         rollouts.for_each(Transitions(cfg.gamma))
@@ -143,6 +144,6 @@ def redq(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[TrainSt
     replay = (
         ctx.samples(shards, synchronous=True)
         .for_each(train, **ctx.place(cfg.learner_on, cfg.learner_queue))
-        .for_each(ctx.weights(every=cfg.updates_per_round))
+        .for_each(ctx.weights(every=cfg.samples_per_round))
     )
     return union(store=store, replay=replay, limits=cfg.limits).combine(MergeStats())

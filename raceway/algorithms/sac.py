@@ -107,7 +107,14 @@ def sac(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[TrainSta
     shards = ctx.replay(cfg.replay_settings)
     targets = Target("critics", tau=cfg.tau, every=cfg.target_every)
     temperature = Objective(loss=temperature_loss, lr=cfg.temperature_lr)
-    train = TrainOneStep(ctx.learner, critics=critics_loss, actor=actor_loss, temperature=temperature, targets=targets)
+    train = TrainOneStep(
+        ctx.learner,
+        critics=critics_loss,
+        actor=actor_loss,
+        temperature=temperature,
+        targets=targets,
+        num_minibatches=cfg.updates_per_sample,
+    )
     store = (
         rollouts.for_each(transitions(cfg.gamma, cfg.n_step, hindsight=cfg.hindsight))
         .gather_sync()
@@ -118,6 +125,6 @@ def sac(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[TrainSta
     replay = (
         ctx.samples(shards, synchronous=True)
         .for_each(train, **ctx.place(cfg.learner_on, cfg.learner_queue))
-        .for_each(ctx.weights(every=cfg.updates_per_round))
+        .for_each(ctx.weights(every=cfg.samples_per_round))
     )
     return union(store=store, replay=replay, limits=cfg.limits).combine(MergeStats())

@@ -46,10 +46,15 @@ class ActorCriticConfig(AlgorithmConfig):
     """Divide rewards by the running standard deviation of discounted returns."""
 
 
+_ROWS_PER_SAMPLE = 1024  # from replay, at most, if they are of several gradient steps
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReplayConfig(AlgorithmConfig):
     """Settings of algorithms that learn Q-values from replay."""
 
+    prioritised: ClassVar[bool] = False
+    """Whether sampling follows priorities, which every gradient step changes."""
     hidden: Widths | None = (64, 64)
     """Widths of the hidden layers."""
     lr: PositiveFloat = 1e-4
@@ -79,17 +84,35 @@ class ReplayConfig(AlgorithmConfig):
         return max(1, round(self.num_envs * self.fragment_steps / self.steps_per_update))  # type: ignore[attr-defined]
 
     @property
+    def updates_per_sample(self) -> int:
+        """Gradient steps per sample from replay, each on a minibatch of its rows: few samples take less time than many.
+
+        It divides the gradient steps of a round. Stacked images are so large that one batch is enough for a sample.
+        """
+        if self.prioritised or self.stacked_frames:
+            return 1
+        limit = max(1, _ROWS_PER_SAMPLE // self.batch_size)
+        return max(num for num in range(1, limit + 1) if self.updates_per_round % num == 0)
+
+    @property
+    def samples_per_round(self) -> int:
+        """Samples from replay per round of rollout fragments."""
+        return self.updates_per_round // self.updates_per_sample
+
+    @property
     def replay_settings(self) -> ReplaySettings:
         """Settings of the replay buffer."""
-        settings = {"capacity": self.buffer_size, "batch_size": self.batch_size, "stacked": self.stacked_frames}
-        return ReplaySettings(**settings, seed=self.seed)  # type: ignore[arg-type]
+        sizes = {"capacity": self.buffer_size, "batch_size": self.batch_size}
+        sizes["batches_per_sample"] = self.updates_per_sample
+        return ReplaySettings(**sizes, stacked=self.stacked_frames, seed=self.seed)
 
     @property
     def limits(self) -> list[RateLimit]:
         """Rate limits between storing transitions and sampling them."""
         ahead = self.num_envs * self.fragment_steps  # type: ignore[attr-defined]
         ratio = self.batch_size / self.steps_per_update
-        return replay_limits(ratio, batch_size=self.batch_size, min_size=self.learning_starts, ahead=ahead)
+        rows = self.batch_size * self.updates_per_sample
+        return replay_limits(ratio, batch_size=rows, min_size=self.learning_starts, ahead=ahead)
 
 
 @dataclass(frozen=True, kw_only=True)

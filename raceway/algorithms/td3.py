@@ -111,6 +111,7 @@ def td3(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[TrainSta
         critics=partial(critics_loss, noise=cfg.target_noise, limit=cfg.target_noise_limit),
         actor=Objective(loss=actor_loss, every=cfg.target_every),
         targets=Target(("actor", "critics"), tau=cfg.tau, every=cfg.target_every),
+        num_minibatches=cfg.updates_per_sample,
     )
     store = (
         rollouts.for_each(transitions(cfg.gamma, hindsight=cfg.hindsight))
@@ -122,6 +123,6 @@ def td3(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[TrainSta
     replay = (
         ctx.samples(shards, synchronous=True)
         .for_each(train, **ctx.place(cfg.learner_on, cfg.learner_queue))
-        .for_each(ctx.weights(every=cfg.updates_per_round))
+        .for_each(ctx.weights(every=cfg.samples_per_round))
     )
     return union(store=store, replay=replay, limits=cfg.limits).combine(MergeStats())

@@ -132,6 +132,7 @@ def tqc(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[TrainSta
         actor=actor_loss,
         temperature=temperature_loss,
         targets=targets,
+        num_minibatches=cfg.updates_per_sample,
     )
     store = (
         rollouts.for_each(transitions(cfg.gamma, hindsight=cfg.hindsight))
@@ -143,6 +144,6 @@ def tqc(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[TrainSta
     replay = (
         ctx.samples(shards, synchronous=True)
         .for_each(train, **ctx.place(cfg.learner_on, cfg.learner_queue))
-        .for_each(ctx.weights(every=cfg.updates_per_round))
+        .for_each(ctx.weights(every=cfg.samples_per_round))
     )
     return union(store=store, replay=replay, limits=cfg.limits).combine(MergeStats())

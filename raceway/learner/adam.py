@@ -19,6 +19,7 @@ from torch import Tensor
 
 from raceway.autograd.row_blocks import run_blocks, split_rows
 
+_norm = torch.linalg.vector_norm  # what `Tensor.norm` calls, after as much time as the operation takes
 _BLOCK_SIZE = 1 << 17  # of the vector, if blocks are computed on threads
 _MIN_FUSED = 1 << 15  # from which one pass over the memory matters more than the time to start it
 
@@ -53,7 +54,7 @@ class Adam:
     def clip_grad_norm(self, max_norm: float) -> float:
         """Scale the gradients to a norm of at most `max_norm`, and return the norm before."""
         # On one thread: the last bits of a sum depend on how it is split.
-        norms = run_blocks(lambda _: [float(vector.gradient.norm()) for vector in self.vectors], [slice(None)])[0]
+        norms = run_blocks(lambda _: [float(_norm(vector.gradient)) for vector in self.vectors], [slice(None)])[0]
         norm = math.sqrt(sum(norm**2 for norm in norms))
         if norm > max_norm:
             for vector in self.vectors:

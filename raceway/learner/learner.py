@@ -29,6 +29,7 @@ from raceway.rl import (
     Layout,
     LinearSchedule,
     has_segments,
+    is_replayed,
     layout_of,
     num_steps,
     split_episodes,
@@ -166,7 +167,7 @@ class Learner:
         batch = self._count_steps(batch)
         for objective, _ in active:
             objective.set_lr(self.steps_before)
-        metrics, priorities = [], None
+        metrics, priorities = [], []
         episodes = layout_of(batch) is Layout.EPISODES
         generator = self.global_random.used_by(self.agent, [loss for _, loss in active])
         with self._own_threads(in_blocks=self.compiled and not episodes), generator:
@@ -184,11 +185,11 @@ class Learner:
             else:
                 rows = tensors_of(batch, self.device)
                 for _ in range(num_epochs):
-                    for minibatch in self._minibatches(rows, num_minibatches):
-                        update, priorities = self._update(active, minibatch)
-                        metrics.append(update)
+                    updates = [self._update(active, part) for part in self._minibatches(rows, num_minibatches)]
+                    metrics += [update for update, _ in updates]
+                    priorities = [part for _, part in updates if part is not None]
                 self.agent.observe(rows)
-        return TrainingOutput(mean_metrics(metrics), priorities)
+        return TrainingOutput(mean_metrics(metrics), np.concatenate(priorities) if priorities else None)
 
     def _count_steps(self, batch: Batch) -> Batch:
         """Advance the progress of the run: by the steps of the batch, or to those that its `env_steps` says."""
@@ -339,16 +340,17 @@ class Learner:
             raise ConfigError(
                 f"a batch of {total} steps cannot be split into {num} minibatches. Use fewer, or more steps."
             )
+        edges = [index * (total // num) + min(index, total % num) for index in range(num + 1)]
+        if is_replayed(rows):  # which were sampled independently of each other
+            yield from _slices(rows, edges)
+            return
         order = torch.randperm(total, generator=self.random)
         if by_segment:  # whose number depends on how many episodes end
             yield from segment_minibatches(rows, order, min(num, total))
             return
         index = order.to(self.device)
         # Once, so that minibatches are views. `column[index]` takes seven times as long for images.
-        shuffled = tree_map(lambda column: column.index_select(0, index), rows)
-        edges = [index * (total // num) + min(index, total % num) for index in range(num + 1)]
-        for first, end in pairwise(edges):
-            yield tree_map(lambda column, first=first, end=end: column[first:end], shuffled)
+        yield from _slices(tree_map(lambda column: column.index_select(0, index), rows), edges)
 
     @contextmanager
     def _own_threads(self, in_blocks: bool = False) -> Iterator[None]:
@@ -380,6 +382,12 @@ class HasLearner:
     def restore(self, state: Any) -> None:
         """Restore a state."""
         self.learner.restore(state)
+
+
+def _slices(rows: Batch, edges: Sequence[int]) -> Iterator[Batch]:
+    """Yield the rows between every two edges."""
+    for first, end in pairwise(edges):
+        yield tree_map(lambda column, first=first, end=end: column[first:end], rows)
 
 
 def segment_minibatches(rows: Batch, order: Tensor, num: int) -> Iterator[Batch]:

@@ -53,7 +53,9 @@ class ReplaySettings:
     capacity: int
     """Rows in all shards together."""
     batch_size: int = 256
-    """Rows of one sample."""
+    """Rows of one gradient step."""
+    batches_per_sample: int = 1
+    """Batches that are sampled at once. Uniform sampling one by one gives the same rows, but costs more calls."""
     num_shards: int = 1
     """Actors that the buffer is divided over."""
     min_size: int = 1
@@ -73,10 +75,15 @@ class ReplaySettings:
     """How goals are replaced in samples; None leaves them as they are. Rows are those of `EpisodeTransitions`."""
 
     def __post_init__(self) -> None:
-        for name in ("capacity", "batch_size", "num_shards", "min_size"):
+        for name in ("capacity", "batch_size", "batches_per_sample", "num_shards", "min_size"):
             check_int(name, getattr(self, name))
         if self.beta_rows is not None:
             check_int("beta_rows", self.beta_rows)
+        if self.alpha is not None and self.batches_per_sample > 1:
+            raise ConfigError(
+                f"prioritised replay samples one batch at a time, not {self.batches_per_sample}: its priorities change "
+                "with every gradient step. Set batches_per_sample to 1."
+            )
         if self.capacity < self.num_shards:
             raise ConfigError(
                 f"{self.num_shards} shards cannot share a capacity of {self.capacity}. Use at most one shard per row."
@@ -136,7 +143,7 @@ class ReplayShard:
         if len(self.buffer) < self.settings.min_size:
             time.sleep(_NOT_READY_SECONDS)  # or the flow would ask thousands of times per second
             raise NotReady
-        batch = self.buffer.sample(self.settings.batch_size)
+        batch = self.buffer.sample(self.settings.batch_size * self.settings.batches_per_sample)
         batch["index"] += self._first_index
         return batch
 

@@ -262,6 +262,33 @@ def test_ape_x_updates_the_priorities_of_sampled_rows() -> None:
         assert len(errors) > 20
 
 
+def test_minibatches_of_a_sample_are_trained_like_samples_of_their_own() -> None:
+    """In the order of the rows, of which each gets the priority that its own minibatch computed."""
+    random = np.random.default_rng(0)
+    rows = {
+        "obs": random.normal(size=(12, 4)).astype(np.float32),
+        "action": random.integers(2, size=12),
+        "reward": random.normal(size=12).astype(np.float32),
+        "discount": np.full(12, 0.9, np.float32),
+        "next_obs": random.normal(size=(12, 4)).astype(np.float32),
+        "weight": np.ones(12, np.float32),
+        "index": np.arange(12),
+    }
+    learners, priorities = [], []
+    for size, num in ((12, 3), (4, 1)):
+        learner = Learner(example_actor(*_spaces(EnvSettings("CartPole-v1")), hidden=(4,)), 0.1)
+        train = TrainOneStep(learner, apex.loss, targets=Target(every=2), num_minibatches=num)
+        parts = [{name: column[begin : begin + size] for name, column in rows.items()} for begin in range(0, 12, size)]
+        stats = [train(part, envelope=empty_envelope()) for part in parts]
+        assert [part.num_updates for part in stats] == [num] * len(parts)
+        priorities.append(np.concatenate([part.priorities[1] for part in stats if part.priorities is not None]))
+        learners.append(learner)
+    together, one_by_one = (learner.agent.weights() for learner in learners)
+    for name, weights in together.items():
+        np.testing.assert_array_equal(weights, one_by_one[name])
+    np.testing.assert_array_equal(*priorities)
+
+
 def _spaces(env: EnvSettings) -> Spaces:
     slots = make_slots(env, 1)
     slots.close()

@@ -51,6 +51,14 @@ def test_every_row_is_equally_likely() -> None:
     assert abs(chi_square(counts, np.full(1000, 200.0))) < 5
 
 
+def test_batches_sampled_at_once_are_those_sampled_one_by_one() -> None:
+    together, one_by_one = Replay(50, seed=7), Replay(50, seed=7)
+    for replay in (together, one_by_one):
+        replay.insert(rows(0, 80))
+    numbers = [one_by_one.sample(8)["index"] for _ in range(5)]
+    np.testing.assert_array_equal(together.sample(40)["index"], np.concatenate(numbers))
+
+
 def test_rows_are_sampled_in_proportion_to_their_priorities() -> None:
     replay = Replay(64, seed=1, alpha=0.5, beta=1.0)
     replay.insert(rows(0, 100))
