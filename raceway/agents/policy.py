@@ -22,7 +22,7 @@ from raceway.agents.recurrent import RecurrentNetwork, run_segments
 from raceway.agents.weights import WeightsModule
 from raceway.autograd.layers import Layers
 from raceway.errors import ConfigError
-from raceway.rl import Batch, has_segments, network_obs_space, tree_map
+from raceway.rl import Batch, has_segments, network_obs_space, num_rows, tree_map
 from raceway.rl.seeding import seeded_globally
 
 Array = np.ndarray
@@ -209,8 +209,7 @@ class ExploringActor:
 
     def __call__(self, obs: Any, state: State) -> tuple[Array, State]:
         """Return an action for every observation, [B, ...], and the next recurrent state."""
-        num = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
-        actions = self.explorer.choose_without_outputs(self.step, num, self.random)
+        actions = self.explorer.choose_without_outputs(self.step, num_rows(obs), self.random)
         self.step += 1
         if actions is None or self.policy.recurrent:  # a recurrent state also follows the random steps
             if self._outputs is None:

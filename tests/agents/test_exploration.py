@@ -169,6 +169,15 @@ def test_after_the_first_steps_another_explorer_chooses() -> None:
     np.testing.assert_array_equal(actions, Gaussian((3,)).sample(outputs, np.random.default_rng(0)))
 
 
+def test_the_first_steps_have_an_action_for_every_row_of_nested_observations() -> None:
+    vector = spaces.Box(-1, 1, (3,))
+    policy = make_policy(spaces.Dict({"inner": spaces.Dict({"x": vector, "y": vector}), "z": vector}), BOX)
+    rows = np.zeros((5, 3), np.float32)
+    act = policy.acting(np.random.default_rng(0), warm_up(1))
+    for _ in range(2):  # a random step, and one of the policy
+        assert act({"inner": {"x": rows, "y": rows}, "z": rows}, {})[0].shape == (5, 3)
+
+
 @pytest.mark.parametrize("lengths", [[12], [4, 8], [5, 7], [6, 6], [1] * 12], ids=str)
 def test_the_numbers_do_not_depend_on_the_split_into_fragments(lengths: list[int]) -> None:
     policy, obs = box_policy(), np.ones((2, 3), np.float32)
