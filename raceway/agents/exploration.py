@@ -160,6 +160,9 @@ class UniformWarmUp(Explorer):
     def choose(self, distribution: Distribution, outputs: Array, random: np.random.Generator) -> Array:
         return self.then.choose(distribution, outputs, random)
 
+    def outputs_of(self, policy: Policy, random: np.random.Generator) -> Callable[[Any], Array] | None:
+        return self.then.outputs_of(policy, random)
+
     def choose_without_outputs(self, step: int, num: int, random: np.random.Generator) -> Array | None:
         if step >= self.steps:
             return None

@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from raceway.agents import NoisyGreedy, Spaces, build_agent, make_policy
+from raceway.agents import NoisyGreedy, Spaces, UniformWarmUp, build_agent, make_policy
 from raceway.agents.acting_policy import ActingPolicy
 from raceway.agents.distributions import MASKED_LOGIT
 from raceway.agents.noisy_networks import NoisyActor, NoisyLinear, with_noise
@@ -126,6 +126,13 @@ def test_only_exploration_is_noisy(name: str) -> None:
     assert (first != greedy).any()
     allowed = np.tile(np.array([0, 1, 0]), (500, 1))
     assert (acting.act(obs, deterministic=False, action_mask=allowed) == 1).all()
+
+
+@NAMES
+def test_exploration_is_noisy_after_uniformly_random_steps_too(name: str) -> None:
+    policy, obs = agent_of(name).actor, np.random.default_rng(0).normal(size=(500, 4)).astype(np.float32)
+    act = policy.acting(np.random.default_rng(0), UniformWarmUp(ACTIONS, 1, NoisyGreedy()), first_step=1)
+    np.testing.assert_array_equal(act(obs, {})[0], policy.acting(np.random.default_rng(0), NoisyGreedy())(obs, {})[0])
 
 
 def test_a_network_without_noise_cannot_explore_by_it() -> None:
