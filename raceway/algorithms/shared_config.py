@@ -136,6 +136,11 @@ class HindsightConfig(ReplayConfig):
                 raise ConfigError(f"replay her needs transitions of one step, not n_step {n_step}. Set n_step to 1.")
             if self.stacked_frames:
                 raise ConfigError("replay her does not store stacked frames once. Set stacked_frames to False.")
+            if self.last_action_and_reward:
+                raise ConfigError(
+                    "replay her computes rewards again for other goals, but not those in observations. Set "
+                    "last_action_and_reward to False."
+                )
         elif (self.her_goals, self.her_strategy) != (HindsightConfig.her_goals, HindsightConfig.her_strategy):
             raise ConfigError(
                 f"her_goals and her_strategy are settings of replay her, and replay is {self.replay}. Set replay to "

@@ -139,6 +139,7 @@ def test_the_same_bytes_in_other_processes_and_after_a_resume(name: str, tmp_pat
         ("dqn", {"n_step": 3}, "replay her needs transitions of one step, not n_step 3. Set n_step to 1"),
         ("dqn", {"network": "lstm"}, "cannot train a recurrent network. Use --network mlp"),
         ("dqn", {"stacked_frames": True}, "replay her does not store stacked frames once. Set stacked_frames to False"),
+        ("dqn", {"last_action_and_reward": True}, "but not those in observations. Set last_action_and_reward to False"),
         ("dqn", {"env": "pettingzoo:mpe2.simple_spread_v3"}, "replay her is for environments with one agent"),
         ("sac", {"replay": "uniform", "her_goals": 8}, "her_goals and her_strategy are settings of replay her"),
         ("dqn", {"replay": "hindsight"}, "unknown kind of replay 'hindsight'. Choose from: her, uniform"),
