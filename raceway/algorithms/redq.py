@@ -26,6 +26,7 @@ import torch
 
 from raceway.agents import Explorer, Sample, Spaces, UniformWarmUp
 from raceway.agents.builders import squashed_actor_and_critics
+from raceway.agents.critics import CriticList
 from raceway.agents.soft_actor_critic import SoftActorCritic
 from raceway.agents.temperature import Temperature
 from raceway.algorithms.context import Context
@@ -81,6 +82,13 @@ def agent(spaces: Spaces, cfg: Config) -> SoftActorCritic:
     """Return the untrained agent."""
     temperature = Temperature(cfg.initial_temperature, spaces.action, cfg.target_entropy)
     actor, critics = squashed_actor_and_critics(spaces, cfg, cfg.num_critics)
+    if isinstance(critics, CriticList):
+        if cfg.target_critics > len(critics):
+            raise ConfigError(
+                f"target_critics {cfg.target_critics} are sampled from the {len(critics)} critics of your own. Sample "
+                "fewer, or return more critics."
+            )
+        actor.unused_settings = {**actor.unused_settings, "num_critics": "the critics are your own"}
     return SoftActorCritic(actor, critics=critics, temperature=temperature)
 
 

@@ -182,5 +182,9 @@ def test_settings_and_networks_that_do_not_fit() -> None:
 
     with pytest.raises(ConfigError, match=r"without the layer_norm and dropout of this algorithm\. Return the actor"):
         build_agent(droq.agent, SPACES, droq.Config(network=network), 0)
-    critics: Any = build_agent(redq.agent, SPACES, redq.Config(network=network), 0).critics
+    with pytest.raises(ConfigError, match=r"target_critics 4 are sampled from the 3 critics of your own"):
+        build_agent(redq.agent, SPACES, redq.Config(network=network, target_critics=4), 0)
+    agent: Any = build_agent(redq.agent, SPACES, redq.Config(network=network), 0)
+    assert agent.actor.unused_settings["num_critics"] == "the critics are your own"
+    critics = agent.critics
     assert critics(torch.zeros(5, 3), torch.zeros(5, 2), members=torch.tensor([2, 0])).shape == (2, 5)
