@@ -29,6 +29,7 @@ from raceway.agents.soft_actor_critic import DiscreteSoftActorCritic, SoftActorC
 from raceway.algorithms.context import Context
 from raceway.algorithms.registry import algorithm
 from raceway.algorithms.shared_config import ActorReplayConfig, HindsightConfig
+from raceway.errors import ConfigError
 from raceway.flow import Iter, ParIter, union
 from raceway.injection import injected
 from raceway.ops import (
@@ -62,6 +63,14 @@ class Config(ActorReplayConfig, HindsightConfig):
     target_entropy: float | None = None
     """Entropy at which the temperature settles (default: minus the number of action dimensions; 0.3 log n of n discrete
     actions)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.temperature_lr == 0 and self.target_entropy is not None:
+            raise ConfigError(
+                f"target_entropy {self.target_entropy:g} has no effect: with temperature_lr 0 the temperature stays the "
+                "initial one. Leave target_entropy out, or set temperature_lr."
+            )
 
 
 SoftAgent = SoftActorCritic | DiscreteSoftActorCritic

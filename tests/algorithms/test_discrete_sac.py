@@ -126,6 +126,11 @@ def test_the_first_actions_are_uniform_unless_there_is_a_mask() -> None:
     assert masked.choose_without_outputs(0, 4, np.random.default_rng(0)) is None
 
 
+def test_a_target_entropy_of_a_fixed_temperature_is_refused() -> None:
+    with pytest.raises(ConfigError, match="target_entropy 0.1 has no effect: with temperature_lr 0"):
+        Config(temperature_lr=0, target_entropy=0.1)
+
+
 def test_a_target_entropy_that_cannot_be_reached_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"at most log 2 = 0\.693, and target_entropy is 0\.7.* such as 0\.21"):
         build_agent(soft_actor_critic, Spaces(OBS, spaces.Discrete(2)), Config(target_entropy=0.7), 0)
