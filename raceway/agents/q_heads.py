@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -114,6 +115,9 @@ class Atoms(Readout):
         v_min: the return of the first atom.
         v_max: the return of the last.
     """
+
+    constants: ClassVar[tuple[str, ...]] = ("support",)
+    """Buffers that follow from settings; the weights of another run fit only if they are the same there."""
 
     def __init__(self, num_actions: int, num_atoms: int, v_min: float, v_max: float) -> None:
         super().__init__(num_actions, num_atoms)

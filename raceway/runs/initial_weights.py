@@ -46,6 +46,10 @@ def load_initial_weights(agent: Agent, run: str | Path, policy: str | None = Non
             "the same. Use a run of an algorithm with the same parts."
         )
     problems = [problem for part in parts for problem in _misfits(own[part], other[part])]
+    for name in () if problems else _constants(agent, parts):
+        part = name.partition(".")[0]
+        if not np.array_equal(other[part][name], own[part][name]):
+            problems.append(f"{name} has other values there than the settings here give")
     if problems:
         more = f"; and {len(problems) - 4} more" if len(problems) > 4 else ""
         raise ConfigError(
@@ -80,6 +84,16 @@ def _by_part(weights: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     for name, array in weights.items():
         parts.setdefault(name.partition(".")[0], {})[name] = array
     return parts
+
+
+def _constants(agent: Agent, parts: Collection[str]) -> list[str]:
+    """Return the names of the buffers of some parts that follow from settings."""
+    return [
+        f"{path}.{name}"
+        for path, module in agent.named_modules()
+        for name in getattr(module, "constants", ())
+        if path.partition(".")[0] in parts
+    ]
 
 
 def _misfits(own: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:

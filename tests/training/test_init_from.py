@@ -44,6 +44,16 @@ def test_all_parts_of_the_same_algorithm_are_loaded(source: Path, tmp_path: Path
     assert about["initial_weights"]["checkpoint"].startswith(str(source))
 
 
+def test_atoms_of_another_range_are_refused(tmp_path: Path) -> None:
+    """The weights would mean other returns, and loading those atoms would undo the setting."""
+    settings: dict[str, Any] = {**FRAGMENTS, "v_min": 0.0, "num_atoms": 5}
+    train("c51", iterations=1, run_dir=tmp_path / "run", v_max=50.0, **settings)
+    options: dict[str, Any] = {**settings, "iterations": 1, "init_from": tmp_path / "run"}
+    with pytest.raises(ConfigError, match=r"support has other values there than the settings here give"):
+        train("c51", run_dir=tmp_path / "other", v_max=100.0, **options)
+    train("c51", run_dir=tmp_path / "same", v_max=50.0, **options)
+
+
 def test_resuming_does_not_load_them_again(source: Path, tmp_path: Path) -> None:
     straight = train("a2c", iterations=3, init_from=source, run_dir=tmp_path / "straight", **FRAGMENTS)
     path = tmp_path / "run"
