@@ -15,7 +15,8 @@ All six are in it: double Q-learning (the network chooses the next action, by ex
 the cross-entropy as priority and a β that rises to 1, dueling streams, n-step returns, the distribution of the return
 on fixed atoms (C51), and noisy layers in both streams instead of ε-greedy exploration.
 
-Differs from the paper: parallel environments; the noise of a rollout is sampled for each of them.
+Differs from the paper: a priority is the cross-entropy instead of the KL divergence, which lacks the entropy of the
+target; parallel environments; the noise of a rollout is sampled for each of them.
 """
 
 from __future__ import annotations
