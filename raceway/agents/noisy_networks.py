@@ -55,6 +55,10 @@ class NoisyLinear(nn.Module):
         self.noise: tuple[Tensor, Tensor] | None = None
         """ε of the inputs and of the outputs, [1, inputs] and [1, outputs], while there is noise."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copy without noise: an evaluation copies an agent that another thread may be training."""
+        return {**self.__dict__, "noise": None}
+
     def forward(self, x: Tensor) -> Tensor:
         if self.noise is None:
             return linear(x, self.weight, self.bias)

@@ -1,6 +1,8 @@
 """Noisy networks: factorised noise by hand, one for a batch, another for the next, and none in evaluation."""
 
+import copy
 import math
+import pickle
 from typing import Any
 
 import numpy as np
@@ -82,6 +84,17 @@ def test_noise_is_removed_after_an_error(name: str) -> None:
     with pytest.raises(ZeroDivisionError), with_noise(agent, generator()):
         raise ZeroDivisionError
     assert all(layer.noise is None for layer in agent.modules() if isinstance(layer, NoisyLinear))
+
+
+@NAMES
+def test_a_copy_that_is_made_during_a_training_step_has_no_noise(name: str) -> None:
+    agent, rows = agent_of(name), torch.ones(5, 4)
+    expected = agent.actor(rows, {})[0]
+    with with_noise(agent, generator()):
+        copied, pickled = copy.deepcopy(agent), pickle.loads(pickle.dumps(agent))
+        assert not torch.equal(agent.actor(rows, {})[0], expected)
+    for other in (copied, pickled):
+        assert torch.equal(other.actor(rows, {})[0], expected)
 
 
 # Acting.
