@@ -25,8 +25,10 @@ class SteppedLastStepSlots(SteppedSlots):
         self.observation_space = self._last.space
 
     def reset(self, slots: Sequence[int], seeds: Sequence[int], obs: Tree) -> None:
-        super().reset(slots, seeds, self._last.env_part(obs))
-        self._last.clear(obs, list(slots))
+        try:
+            super().reset(slots, seeds, self._last.env_part(obs))
+        finally:  # if one fails, those before it have begun
+            self._last.clear(obs, list(slots))
 
     def step(self, actions: Array, active: Sequence[int], obs: Tree, reward: Array, ended: Array) -> None:
         try:

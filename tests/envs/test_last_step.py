@@ -86,6 +86,20 @@ def test_where_an_environment_fails_those_before_it_have_stepped() -> None:
     assert [part[0] for part in arrays.lists()] == [[4], [0, 0, 1], [-8]]
 
 
+def test_where_an_environment_cannot_be_reset_those_before_it_have_begun() -> None:
+    class Broken(Countdown):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            raise RuntimeError("broken")
+
+    envs = iter([Countdown(), Broken()])
+    slots = make_slots(EnvSettings(lambda: next(envs), last_action_and_reward=True), 2)
+    arrays = Arrays(slots)
+    arrays.obs["last_action"][:] = arrays.obs["last_reward"][:] = 7  # of an episode before
+    with pytest.raises(EnvironmentFailed, match="broken"):
+        slots.reset([0, 1], [5, 5], arrays.obs)
+    assert [part[0] for part in arrays.lists()] == [[5], [0, 0, 0], [0]]
+
+
 MODES: dict[AutoresetMode, Callable[[int], Slots]] = {
     mode: lambda num, mode=mode: LastStepSlots(VectorSlots(SyncVectorEnv([Countdown] * num, autoreset_mode=mode)))
     for mode in AutoresetMode
