@@ -64,7 +64,7 @@ class Config(ActorReplayConfig):
     num_critics: PositiveInt = 10
     """Number of critics."""
     target_critics: PositiveInt = 2
-    """Number of critics whose minimum is the target, sampled anew for every gradient step."""
+    """Number of critics whose minimum is the target, sampled for every gradient step."""
     initial_temperature: PositiveFloat = 1.0
     """Initial weight α of the entropy."""
     target_entropy: float | None = None

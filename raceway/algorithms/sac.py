@@ -68,8 +68,8 @@ class Config(ActorReplayConfig, HindsightConfig):
         super().__post_init__()
         if self.temperature_lr == 0 and self.target_entropy is not None:
             raise ConfigError(
-                f"target_entropy {self.target_entropy:g} has no effect: with temperature_lr 0 the temperature stays the "
-                "initial one. Leave target_entropy out, or set temperature_lr."
+                f"target_entropy {self.target_entropy:g} has no effect: with temperature_lr 0 the temperature stays as "
+                "it is. Leave target_entropy out, or set temperature_lr."
             )
 
 

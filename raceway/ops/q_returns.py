@@ -42,8 +42,8 @@ class AddQLambdaReturns(Stateful):
             bootstrap = torch.zeros(batch["reward"].shape)
             if truncated.any():
                 # A step can be both terminated and truncated; then there is nothing to bootstrap.
-                goes_on = as_tensor(~batch["terminated"][truncated])
-                bootstrap[as_tensor(truncated)] = self.gamma * _max_q(agent, batch["final_obs"]) * goes_on
+                continues = as_tensor(~batch["terminated"][truncated])
+                bootstrap[as_tensor(truncated)] = self.gamma * _max_q(agent, batch["final_obs"]) * continues
             return q_lambda_returns(
                 as_tensor(batch["reward"]) * self.reward_scale,
                 _max_q(agent, batch["obs"]),

@@ -127,7 +127,7 @@ def test_the_first_actions_are_uniform_unless_there_is_a_mask() -> None:
 
 
 def test_a_target_entropy_of_a_fixed_temperature_is_refused() -> None:
-    with pytest.raises(ConfigError, match="target_entropy 0.1 has no effect: with temperature_lr 0"):
+    with pytest.raises(ConfigError, match=r"target_entropy 0\.1 has no effect: with temperature_lr 0"):
         Config(temperature_lr=0, target_entropy=0.1)
 
 
