@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,14 +21,13 @@ from raceway.autograd.tape import Tape, use_tape
 from raceway.errors import ConfigError
 from raceway.learner.active_objectives import ActiveObjective, check_disjoint
 from raceway.learner.global_random import GlobalRandom
+from raceway.learner.minibatches import minibatches
 from raceway.learner.objectives import Loss, LossOutput, Metrics, Objective, Schedule, Target, check_loss_output
 from raceway.learner.target_networks import TargetNetworks
 from raceway.rl import (
     Batch,
     Layout,
     LinearSchedule,
-    has_segments,
-    is_replayed,
     layout_of,
     num_steps,
     split_episodes,
@@ -185,7 +183,7 @@ class Learner:
             else:
                 rows = tensors_of(batch, self.device)
                 for _ in range(num_epochs):
-                    updates = [self._update(active, part) for part in self._minibatches(rows, num_minibatches)]
+                    updates = [self._update(active, part) for part in minibatches(rows, num_minibatches, self.random)]
                     metrics += [update for update, _ in updates]
                     priorities = [part for _, part in updates if part is not None]
                 self.agent.observe(rows)
@@ -330,28 +328,6 @@ class Learner:
         """Return the metric `policy_lag`: the number of gradient steps since a version of the weights."""
         return {} if version is None else {"policy_lag": self.version - version}
 
-    def _minibatches(self, rows: Batch, num: int) -> Iterator[Batch]:
-        if num == 1:
-            yield rows
-            return
-        by_segment = has_segments(rows)  # of which a recurrent network sees all steps together
-        total = len(rows["segment"] if by_segment else rows["action"])
-        if num > total and not by_segment:
-            raise ConfigError(
-                f"a batch of {total} steps cannot be split into {num} minibatches. Use fewer, or more steps."
-            )
-        edges = [index * (total // num) + min(index, total % num) for index in range(num + 1)]
-        if is_replayed(rows):  # which were sampled independently of each other
-            yield from _slices(rows, edges)
-            return
-        order = torch.randperm(total, generator=self.random)
-        if by_segment:  # whose number depends on how many episodes end
-            yield from segment_minibatches(rows, order, min(num, total))
-            return
-        index = order.to(self.device)
-        # Once, so that minibatches are views. `column[index]` takes seven times as long for images.
-        yield from _slices(tree_map(lambda column: column.index_select(0, index), rows), edges)
-
     @contextmanager
     def _own_threads(self, in_blocks: bool = False) -> Iterator[None]:
         """Compute with the learner's threads: blocks of rows on each, or else each operation of torch on all."""
@@ -382,35 +358,6 @@ class HasLearner:
     def restore(self, state: Any) -> None:
         """Restore a state."""
         self.learner.restore(state)
-
-
-def _slices(rows: Batch, edges: Sequence[int]) -> Iterator[Batch]:
-    """Yield the rows between every two edges."""
-    for first, end in pairwise(edges):
-        yield tree_map(lambda column, first=first, end=end: column[first:end], rows)
-
-
-def segment_minibatches(rows: Batch, order: Tensor, num: int) -> Iterator[Batch]:
-    """Yield minibatches of whole segments in this order, with about the same number of rows each.
-
-    Args:
-        rows: rows of concatenated segments, with the columns `segment` and `state`; see `flatten_steps`.
-        order: the order of the segments.
-        num: the number of minibatches.
-    """
-    lengths = rows["segment"][order]
-    first_rows = (rows["segment"].cumsum(0) - rows["segment"])[order]
-    ends = lengths.cumsum(0)
-    edges = torch.searchsorted(ends, torch.arange(1, num) * (ends[-1] / num)) + 1
-    for first, end in pairwise([0, *edges.tolist(), len(order)]):
-        if first >= end:
-            continue
-        sizes, chosen = lengths[first:end], order[first:end]
-        offsets = torch.arange(int(sizes.sum())) - torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)
-        index = torch.repeat_interleave(first_rows[first:end], sizes) + offsets
-        by_segment = {"segment": sizes, "state": tree_map(lambda part, chosen=chosen: part[chosen], rows["state"])}
-        columns = {name: column for name, column in rows.items() if name not in by_segment}
-        yield tree_map(lambda column, index=index: column[index], columns) | by_segment
 
 
 def resolve_device(name: str) -> str:
