@@ -116,7 +116,7 @@ def actor_and_critics(
         spaces: the spaces.
         cfg: the settings `network` and `hidden`.
         distribution: the distribution of actions.
-        num: the number of critics, unless a user's function returns others.
+        num: the number of critics, unless a user's function returns others, of which there may be one if this is 1.
         num_quantiles: the number K of quantiles of the return that each critic estimates; None for its mean.
         regularisation: `layer_norm` and `dropout` of the critics; see `QEnsemble`.
     """
@@ -127,7 +127,8 @@ def actor_and_critics(
         network = network_for(obs_space, Discrete(distribution.size), cfg.network, hidden)
         policy = Policy(*spaces, network, distribution)
         return policy, QEnsemble(obs_space, spaces.action, hidden, num, num_quantiles=num_quantiles, **regularisation)
-    network, *critics = custom_networks(obs_space, spaces.action, cfg.network, max_critics=16)
+    # An algorithm with one critic would not train others.
+    network, *critics = custom_networks(obs_space, spaces.action, cfg.network, max_critics=1 if num == 1 else 16)
     policy = Policy(*spaces, network, distribution)
     if not critics:
         options = {"num_quantiles": num_quantiles, "flatten_small_images": True, **regularisation}

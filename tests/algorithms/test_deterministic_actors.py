@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from torch import nn
 
 from raceway.agents import Deterministic, GaussianNoise, Spaces, build_agent
 from raceway.agents.distributions import SquashedGaussian
@@ -155,3 +156,28 @@ def test_an_objective_trains_its_own_part_only(name: str, part: str, compiled: b
     learner.train({part: OBJECTIVES[name][part]}, batch, targets=[Target(parts, tau=0.1)])
     for key, value in agent.named_parameters():
         assert torch.equal(value, before[key]) != key.startswith(f"{part}."), key
+
+
+# Networks of a user's own.
+
+
+class Critic(nn.Module):
+    """Returns the sum of the observation and of the action."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, obs: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        return self.scale * (obs.sum(-1, keepdim=True) + action.sum(-1, keepdim=True))
+
+
+@pytest.mark.parametrize("module", [ddpg, apex_ddpg])
+def test_a_second_critic_that_would_not_be_trained_is_refused(module: Any) -> None:
+    def network(num: int) -> Any:
+        return lambda *_: (nn.Linear(3, 2), *(Critic() for _ in range(num)))
+
+    assert len(build_agent(module.agent, SPACES, module.Config(network=network(1)), 0).critic) == 1  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"returned 3 networks; this algorithm takes an actor and at most 1 critic"):
+        build_agent(module.agent, SPACES, module.Config(network=network(2)), 0)
+    assert len(build_agent(td3.agent, SPACES, td3.Config(network=network(2)), 0).critics) == 2  # type: ignore[attr-defined]
