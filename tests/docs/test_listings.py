@@ -31,6 +31,12 @@ def test_documents_have_the_listings_of_the_source(path: Path) -> None:
     assert listings.updated(text, path) == text, "run `make docs`"
 
 
+@pytest.mark.parametrize("path", listings.DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_table_ends_with_an_empty_line(path: Path) -> None:
+    """Else the text after it is shown as one of its rows."""
+    assert re.findall(r"^\|.*\n(?!\||\n)(.+)", path.read_text(), re.MULTILINE) == []
+
+
 @pytest.mark.parametrize("text", [".gather_sync()", "one batch, advantages standardised", "0.2 | Clipping range"])
 def test_listings_that_differ_are_replaced(text: str) -> None:
     path = ROOT / "docs" / "algorithms" / "ppo.md"
