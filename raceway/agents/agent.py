@@ -14,7 +14,7 @@ from raceway.agents.critics import check_critic
 from raceway.agents.networks import Normaliser
 from raceway.agents.policy import Policy
 from raceway.agents.recurrent import RecurrentNetwork
-from raceway.agents.segment_evaluation import evaluate_segments
+from raceway.agents.segment_evaluation import evaluate_segments, segment_params
 from raceway.agents.sequence_evaluation import ArrangedSequences, evaluate_sequences
 from raceway.agents.weights import WeightsModule
 from raceway.autograd.layers import Layers, run_layers
@@ -181,6 +181,10 @@ class ActorCritic(Agent):
         slots = torch.from_numpy(rows.slot[rows.last_rows][last])
         last_value = row_values.new_zeros(shape[1]).index_put((slots,), next_values[torch.from_numpy(last)].detach())
         return params, row_values.new_zeros(shape).index_put(where, row_values), last_value
+
+    def fragment_params(self, batch: Batch) -> Tensor:
+        """Return the parameters of the distribution for every step of a fragment, [T, B, size], without the critic."""
+        return segment_params(self.actor, batch) if self.actor.recurrent else self.actor(batch["obs"], {})[0]
 
     def values_of_features(self, features: Tensor, obs: Any) -> Tensor:
         """Return V(s), [N], of a recurrent network's features; a user's critic sees the observations instead."""

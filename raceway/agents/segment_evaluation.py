@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from raceway.agents.networks import State
-from raceway.agents.policy import as_tensor
+from raceway.agents.policy import Policy, as_tensor
 from raceway.agents.recurrent import run_segments
-from raceway.rl import Batch, Segments, find_segments, tree_map
+from raceway.rl import Batch, Segments, find_segments, row_of, tree_map
 from raceway.rl.turns import padding_of
 
 if TYPE_CHECKING:
@@ -78,6 +78,19 @@ def evaluate_segments(agent: ActorCritic, batch: Batch) -> EvaluatedSegments:
     values = agent.values_of_features(features, all_obs)
     params = agent.actor.params_of_features(features[own], tree_map(lambda part: part[own], all_obs))
     return EvaluatedSegments(rows, params, values[own], values[after])
+
+
+def segment_params(policy: Policy, batch: Batch) -> Tensor:
+    """Return the parameters of the distribution of a recurrent policy for every step of a fragment, [T, B, size].
+
+    Those of invalid steps are 0.
+    """
+    rows = fragment_segments(batch)
+    where, lengths = (torch.from_numpy(rows.step), torch.from_numpy(rows.slot)), torch.from_numpy(rows.lengths)
+    obs = row_of(tree_map(as_tensor, batch["obs"]), where)
+    states = segment_states(policy.initial_state(len(rows.lengths)), rows, batch["state"])
+    params = policy.params_of_features(run_segments(policy.network, policy.network_obs(obs), lengths, states), obs)
+    return params.new_zeros(*batch["ended"].shape, params.shape[-1]).index_put(where, params)
 
 
 def _next_obs(batch: Batch, obs: Any, rows: Segments) -> Any:

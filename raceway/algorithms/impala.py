@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -23,39 +22,19 @@ from raceway.agents import ActorCritic
 from raceway.agents.builders import actor_critic
 from raceway.algorithms.context import Context
 from raceway.algorithms.registry import algorithm
-from raceway.algorithms.shared_config import ActorCriticConfig
+from raceway.algorithms.shared_config import VTraceConfig
 from raceway.flow import Iter, ParIter
 from raceway.ops import AddLogProbs, ConcatFragments, Fresh, TrainOneStep, TrainStats
-from raceway.rl import Batch, Fragment, v_trace
-from raceway.settings.field_types import Called, Fraction, PositiveFloat, PositiveInt
+from raceway.rl import Batch, Fragment, fragment_v_trace
+from raceway.settings.field_types import PositiveFloat
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(ActorCriticConfig):
+class Config(VTraceConfig):
     """Settings of IMPALA."""
 
-    num_envs: PositiveInt = 32
-    """Number of parallel environments, over all shards."""
-    fragment_steps: PositiveInt = 20
-    """Steps per environment in one rollout fragment."""
-    batch_steps: PositiveInt = 640
-    """Minimum environment steps per gradient step; fragments are collected until it is reached."""
-    num_async: PositiveInt = 1
-    """Maximum number of outstanding fragments per shard."""
-    learner_on: Annotated[Literal["driver", "thread", "actor"], Called("place of the learner")] = "driver"
-    """Where the learner runs: driver, thread (a separate thread), or actor (a separate actor)."""
-    learner_queue: PositiveInt = 2
-    """Queue size, in batches, of a learner on a thread or an actor."""
-    max_lag: PositiveInt = 100
-    """Maximum policy lag of a fragment, in gradient steps; older fragments are discarded."""
     lr: PositiveFloat = 6e-4
     """Learning rate."""
-    max_grad_norm: PositiveFloat | None = 40.0
-    """Maximum norm for gradient clipping. If not set, gradients are not clipped."""
-    lam: Fraction = 1.0
-    """Trace parameter λ of V-trace."""
-    max_rho: PositiveFloat = 1.0
-    """Clipping threshold ρ̄ of the importance weights in V-trace."""
     entropy_coef: float = 0.01
     """Coefficient of the entropy bonus."""
 
@@ -68,14 +47,10 @@ def loss(agent: ActorCritic, batch: Batch, cfg: Config) -> tuple[Tensor, dict[st
     params, values, next_value = agent.evaluate_fragment(batch)
     log_prob, entropies = agent.actor.distribution.log_prob_and_entropy(params, batch["action"])
     with torch.no_grad():
-        columns = (batch[name] for name in ("reward", "bootstrap", "ended"))
-        tensors = (log_prob - batch["log_prob"], values, next_value, *columns)
-        log_ratios, estimates, last_value, rewards, bootstrap, ended = (tensor.cpu().numpy() for tensor in tensors)
-        clipping: dict[str, float] = {"lam": cfg.lam, "max_rho": cfg.max_rho}
-        v_trace_results = v_trace(
-            log_ratios, rewards, estimates, last_value, ended, cfg.gamma, bootstrap=bootstrap, **clipping
+        log_ratios = log_prob - batch["log_prob"]
+        value_targets, advantages = fragment_v_trace(
+            log_ratios, values, next_value, batch, cfg.gamma, lam=cfg.lam, max_rho=cfg.max_rho
         )
-        value_targets, advantages = (torch.from_numpy(array).to(values.device) for array in v_trace_results)
     valid = batch.get("valid", torch.ones_like(values))
     weights = valid / valid.sum()
     policy_loss = -(log_prob * advantages * weights).sum()

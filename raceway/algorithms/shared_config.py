@@ -50,6 +50,32 @@ _ROWS_PER_SAMPLE = 1024  # from replay, at most, if they are of several gradient
 
 
 @dataclass(frozen=True, kw_only=True)
+class VTraceConfig(ActorCriticConfig):
+    """Settings of actor-critic algorithms with asynchronous rollouts, whose policy lag V-trace corrects for."""
+
+    num_envs: PositiveInt = 32
+    """Number of parallel environments, over all shards."""
+    fragment_steps: PositiveInt = 20
+    """Steps per environment in one rollout fragment."""
+    batch_steps: PositiveInt = 640
+    """Minimum environment steps per gradient step; fragments are collected until it is reached."""
+    num_async: PositiveInt = 1
+    """Maximum number of outstanding fragments per shard."""
+    learner_on: Annotated[Literal["driver", "thread", "actor"], Called("place of the learner")] = "driver"
+    """Where the learner runs: driver, thread (a separate thread), or actor (a separate actor)."""
+    learner_queue: PositiveInt = 2
+    """Queue size, in batches, of a learner on a thread or an actor."""
+    max_lag: PositiveInt = 100
+    """Maximum policy lag of a fragment, in gradient steps; older fragments are discarded."""
+    max_grad_norm: PositiveFloat | None = 40.0
+    """Maximum norm for gradient clipping. If not set, gradients are not clipped."""
+    lam: Fraction = 1.0
+    """Trace parameter λ of V-trace."""
+    max_rho: PositiveFloat = 1.0
+    """Clipping threshold ρ̄ of the importance weights in V-trace."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReplayConfig(AlgorithmConfig):
     """Settings of algorithms that learn Q-values from replay."""
 

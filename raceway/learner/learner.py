@@ -28,6 +28,7 @@ from raceway.rl import (
     Batch,
     Layout,
     LinearSchedule,
+    is_repeated,
     layout_of,
     num_steps,
     split_episodes,
@@ -186,7 +187,8 @@ class Learner:
                     updates = [self._update(active, part) for part in minibatches(rows, num_minibatches, self.random)]
                     metrics += [update for update, _ in updates]
                     priorities = [part for _, part in updates if part is not None]
-                self.agent.observe(rows)
+                if not is_repeated(batch):
+                    self.agent.observe(rows)
         return TrainingOutput(mean_metrics(metrics), np.concatenate(priorities) if priorities else None)
 
     def _count_steps(self, batch: Batch) -> Batch:

@@ -15,6 +15,7 @@ from raceway.ops.batches import (
     ConcatFragments,
     StandardizeFields,
 )
+from raceway.ops.circular_batches import CircularBatches
 from raceway.ops.datasets import DatasetReader, DatasetSettings, parallel_dataset
 from raceway.ops.meta import FitBaseline, InnerAdapt, MetaUpdate
 from raceway.ops.q_returns import AddQLambdaReturns
@@ -49,6 +50,7 @@ __all__ = [
     "AddReturns",
     "ApplyGradients",
     "AverageGradients",
+    "CircularBatches",
     "ComputeGradients",
     "ConcatBatches",
     "ConcatFragments",

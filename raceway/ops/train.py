@@ -22,6 +22,7 @@ from raceway.learner.loss_state import restore_loss, state_of_loss
 from raceway.learner.objectives import Loss, Objective, Schedule, Target
 from raceway.ops.report import TrainStats
 from raceway.rl import Batch, num_steps
+from raceway.rl.batch import VERSION
 from raceway.rl.seeding import Purpose
 from raceway.state import Stateful, record
 
@@ -65,7 +66,8 @@ class TrainOneStep(HasLearner):
 
     def __call__(self, batch: Batch, *, envelope: Envelope = injected) -> TrainStats:
         """Train on a batch, and return the stats."""
-        begin, lag = time.perf_counter(), self.learner.lag_metrics(envelope.version)
+        collected_with = int(batch[VERSION]) if VERSION in batch else envelope.version
+        begin, lag = time.perf_counter(), self.learner.lag_metrics(collected_with)
         version = self.learner.version
         metrics, priorities = self.learner.train(self.objectives, batch, *self.parts, self.targets)
         stats = TrainStats.of(batch, metrics | lag, priorities, train=time.perf_counter() - begin)

@@ -65,6 +65,15 @@ def is_replayed(batch: Batch) -> bool:
     return "index" in batch
 
 
+def is_repeated(batch: Batch) -> bool:
+    """Whether a batch was trained on before: its environment steps were counted then.
+
+    >>> is_repeated({"reward": np.zeros(2)}), is_repeated({"reward": np.zeros(2), "collected": np.zeros(1)})
+    (False, True)
+    """
+    return COLLECTED in batch and not np.any(batch[COLLECTED])
+
+
 @dataclass(frozen=True)
 class Column:
     """A column of a batch."""
@@ -149,8 +158,11 @@ COLUMNS = (
     Column("begins", "whether the step is the first of its episode", "Sequences", "QAgent", _SEQUENCE),
     Column("new_log_prob", "log-probability of an action that is sampled now", "losses of SAC", "losses of SAC", _ROW),
     Column("mask", "whether the step is trained: it is valid, and no burn-in", "Sequences", "means", _SEQUENCE),
-    Column("collected", "environment steps that were collected, of each fragment", "Sequences, EpisodeTransitions",
-           "counts", {"rows": "[C]", "sequences": "[C]"}),
+    Column("collected", "environment steps that were collected, of each fragment; 0 if they were counted before",
+           "Sequences, EpisodeTransitions, CircularBatches", "counts",
+           {"fragment": "[C]", "rows": "[C]", "sequences": "[C]"}),
+    Column("version", "version of the weights that collected it, if it is given again", "CircularBatches", "policy lag",
+           {"fragment": "[]"}),
     Column("index", "number of the row in replay", "Replay", "UpdatePriorities", {**_ROW, "sequences": "[N]"}),
     Column("weight", "importance-sampling weight", "prioritised Replay", "losses", {**_ROW, "sequences": "[N]"}),
     Column("env_steps", "environment steps of the run so far", "AddProgress", "Learner",
@@ -166,6 +178,8 @@ COLUMNS = (
 
 COLLECTED = "collected"
 """Column of batches whose rows are not their steps: the number of environment steps, one number per fragment."""
+VERSION = "version"
+"""Column of batches that are given again: the number of updates of the weights that collected them."""
 
 
 def columns_with(layout: Layout, sizes: str) -> frozenset[str]:
@@ -259,12 +273,13 @@ def masked_mean(values: Any, batch: Batch) -> Any:
 
 
 def without_episode_columns(batch: Batch) -> Batch:
-    """Return a batch without the columns that have no rows: `episode_*`, of finished episodes, and `collected`.
+    """Return a batch without columns of other things: `episode_*`, of finished episodes, `collected` and `version`.
 
     >>> list(without_episode_columns({"reward": np.zeros(2), "episode_return": np.zeros(1)}))
     ['reward']
     """
-    return {name: column for name, column in batch.items() if not (name.startswith("episode_") or name == COLLECTED)}
+    other = (COLLECTED, VERSION)
+    return {name: column for name, column in batch.items() if not name.startswith("episode_") and name not in other}
 
 
 def num_rows(batch: Batch) -> int:
