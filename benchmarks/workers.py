@@ -1,6 +1,6 @@
 """Learning with more workers: the asynchronous algorithms on CartPole, with 1, 2, 4 and 8 shards and as many workers.
 
-python benchmarks/workers.py [--only impala a3c apex] [--workers 1 2 4 8] [--seeds 3] [--first-seed 10]
+python benchmarks/workers.py [--only impala appo impact a3c apex] [--workers 1 2 4 8] [--seeds 3] [--first-seed 10]
 
 The learning batch of these algorithms is a setting, so the return must not depend on how far they are distributed. The
 return is that of the last 100 training episodes at the end of the run; the seeds are not those that the presets were
@@ -18,7 +18,7 @@ from _harness import Report
 
 from raceway.training.train import train
 
-ALGORITHMS = ("impala", "a3c", "apex")
+ALGORITHMS = ("impala", "appo", "impact", "a3c", "apex")
 BAR = 475.0
 
 

@@ -9,8 +9,8 @@ Paper: Luo et al. 2019, https://arxiv.org/abs/1912.00167
        -> target policy
        -> weights                                  to the workers that sent them
 
-Differs from the paper: batches are given in a fixed order, each for the first time when it arrives; the target policy is
-evaluated whenever a batch is trained on, not once when it arrives.
+Differs from the paper: batches are given in a fixed order, each for the first time when it arrives; the target policy
+is evaluated whenever a batch is trained on, not once when it arrives.
 """
 
 from __future__ import annotations

@@ -95,9 +95,10 @@ def move(agent: ActorCritic) -> None:
     """Change the policy, and not the values that share its layers."""
     generator = torch.Generator().manual_seed(1)
     network: Any = agent.actor.network
+    layers, size = (network.head, 2.0) if agent.actor.recurrent else (network, 0.6)
     with torch.no_grad():
-        for parameter in (network.head if agent.actor.recurrent else network).parameters():
-            parameter += 0.6 * torch.randn(parameter.shape, generator=generator)
+        for parameter in layers.parameters():
+            parameter += size * torch.randn(parameter.shape, generator=generator)
 
 
 @pytest.mark.parametrize("moved", [False, True], ids=["on-policy", "after steps"])
@@ -178,8 +179,8 @@ def test_the_plan_updates_it_every_n_gradient_steps(name: str, steps: dict[str, 
 # Known answers.
 
 LEARNT: dict[str, Any] = {
-    "engine": "inline", "num_workers": 1, "seed": 1, "progress": False, "num_envs": 16, "num_shards": 2, "hidden": (32,),
-    "fragment_steps": 8, "batch_steps": 128, "target_every": 4, "lr": 0.01, "lr_end": 0.0,
+    "engine": "inline", "num_workers": 1, "seed": 1, "progress": False, "num_envs": 16, "num_shards": 2,
+    "hidden": (32,), "fragment_steps": 8, "batch_steps": 128, "target_every": 4, "lr": 0.01, "lr_end": 0.0,
 }  # fmt: skip
 USES: dict[str, dict[str, Any]] = {"appo": {"num_epochs": 4}, "impact": {"num_batches": 2, "batch_uses": 4}}
 

@@ -27,6 +27,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "a2c": {"fragment_steps": 10},
     "a3c": {"fragment_steps": 10},
     "impala": {"fragment_steps": 10, "batch_steps": 40},
+    "appo": {"fragment_steps": 10, "batch_steps": 40},
+    "impact": {"fragment_steps": 10, "batch_steps": 40, "num_batches": 2},
     "dqn": {
         "fragment_steps": 2,
         "sequence_steps": 8,

@@ -25,6 +25,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "a3c": FRAGMENTS,
     "ppo": {**FRAGMENTS, "num_minibatches": 2, "num_epochs": 2},
     "impala": {**FRAGMENTS, "batch_steps": 32},
+    "appo": {**FRAGMENTS, "batch_steps": 32},
+    "impact": {**FRAGMENTS, "batch_steps": 32},
     "dqn": REPLAY,
     "apex": REPLAY,
     "sac": {**REPLAY, "num_envs": 1, "env": "Pendulum-v1"},

@@ -85,7 +85,7 @@ TRAINERS = [name for name in algorithm_names() if has_rollouts(name) and not fin
 def test_every_algorithm_can_train_a_policy_behind_the_split(name: str) -> None:
     config = find_algorithm(name).config
     small = {"learning_starts": 20, "batch_size": 8, "buffer_size": 500, "episodes_per_iter": 4, "hidden": (8,)}
-    if name in ("a3c", "impala"):
+    if name in ("a3c", "appo", "impact", "impala"):
         small["batch_steps"] = 40
     if name == "r2d2":
         small |= {"sequence_steps": 10, "burn_in": 5}
