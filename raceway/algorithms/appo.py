@@ -47,6 +47,8 @@ class Config(VTraceConfig):
     """Update the target policy every N gradient steps."""
     tau: Fraction = 1.0
     """Share τ of the trained weights in each update of the target policy."""
+    entropy_coef: float = 0.01
+    """Coefficient of the entropy bonus."""
 
 
 def loss(agent: ActorCritic, batch: Batch, cfg: Config) -> tuple[Tensor, dict[str, Tensor]]:

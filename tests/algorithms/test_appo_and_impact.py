@@ -125,6 +125,25 @@ def test_the_gradient_is_ppos_if_the_target_policy_is_the_behaviour_policy(
     assert (metrics["clip_fraction"] > 0.1) == moved
 
 
+@LOSSES
+def test_invalid_steps_do_not_count(algorithm: Any) -> None:
+    agent, fragment, _ = collect("CartPole-v1", "mlp")
+    agent.make_target(("actor",))
+    move(agent)
+    loss = partial(algorithm.loss, cfg=algorithm.Config())
+    alone = {
+        name: column[:, :3] for name, column in fragment.items() if name in ("obs", "action", "log_prob", "reward")
+    }
+    alone |= {"ended": fragment["ended"][:, :3], "bootstrap": fragment["bootstrap"][:, :3]}
+    expected, metrics = gradients_of(agent, loss, {**alone, "last_obs": fragment["last_obs"][:3]})
+    valid = np.ones_like(fragment["ended"])
+    valid[:, 3] = False
+    actual, others = gradients_of(agent, loss, {**fragment, "valid": valid})
+    for name, gradient in expected.items():
+        np.testing.assert_allclose(actual[name], gradient, atol=1e-6, err_msg=name)
+    assert others == pytest.approx(metrics, rel=1e-5)
+
+
 # The target policy.
 
 
@@ -176,6 +195,23 @@ def test_the_plan_updates_it_every_n_gradient_steps(name: str, steps: dict[str, 
     assert {0} < seen
 
 
+@pytest.mark.parametrize("place", ["thread", "actor"])
+@pytest.mark.parametrize(("name", "steps"), [("appo", {"num_epochs": 2}), ("impact", {"num_batches": 1})])
+def test_a_remote_learner_has_the_target_policy_and_is_resumed(
+    name: str, steps: dict[str, int], place: str, tmp_path: Path
+) -> None:
+    size = {"num_envs": 4, "num_shards": 2, "fragment_steps": 4, "batch_steps": 16, "hidden": (8,), "target_every": 3}
+    settings: dict[str, Any] = {"env": "cartpole", "engine": "inline", "num_workers": 1, "progress": False, **size}
+    result = raceway.train(name, learner_on=place, iterations=6, run_dir=tmp_path / "run", **settings, **steps)
+    lags = [row["train/policy_lag"] for row in result.metrics]
+    assert max(lags) > 0
+    assert result.summary["timesteps"] == 6 * 16
+    assert result.summary["weights_sha256"] == result.policy.sha256()
+    resumed = raceway.resume(tmp_path / "run", iterations=9, progress=False).summary
+    assert (resumed["resumed_at"], resumed["timesteps"]) == (6 * 16, 9 * 16)
+    assert resumed["weights_sha256"] != result.summary["weights_sha256"]
+
+
 # Known answers.
 
 LEARNT: dict[str, Any] = {
@@ -199,7 +235,7 @@ def test_the_softmax_policy_of_a_bandit(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", USES)
 def test_the_best_continuous_action(name: str, tmp_path: Path) -> None:
     settings = {**LEARNT, **USES[name], "env": "raceway/Identity-v0", "total_timesteps": 10_000}
-    result = raceway.train(name, run_dir=tmp_path / "run", **settings)
+    result = raceway.train(name, entropy_coef=0.0, run_dir=tmp_path / "run", **settings)
     states = np.linspace(-0.9, 0.9, 19, dtype=np.float32)[:, None]
     actions = np.array([result.policy.act(state) for state in states])
     assert np.abs(actions - states).mean() < 0.15
