@@ -17,6 +17,12 @@ from raceway.ops.batches import (
 )
 from raceway.ops.datasets import DatasetReader, DatasetSettings, parallel_dataset
 from raceway.ops.meta import FitBaseline, InnerAdapt, MetaUpdate
+from raceway.ops.perturbations import (
+    EstimateGradient,
+    MergeObservations,
+    PerturbationSettings,
+    PerturbationWorker,
+)
 from raceway.ops.q_returns import AddQLambdaReturns
 from raceway.ops.replay import (
     HindsightSettings,
@@ -56,6 +62,7 @@ __all__ = [
     "DatasetReader",
     "DatasetSettings",
     "EpisodeTransitions",
+    "EstimateGradient",
     "Exploration",
     "Explore",
     "FitBaseline",
@@ -67,9 +74,12 @@ __all__ = [
     "Loss",
     "LossAndMetrics",
     "LossOutput",
+    "MergeObservations",
     "MergeStats",
     "MetaUpdate",
     "Objective",
+    "PerturbationSettings",
+    "PerturbationWorker",
     "ReplayCounts",
     "ReplaySettings",
     "ReplayShard",

@@ -13,10 +13,10 @@ from raceway import load
 from raceway.agents.network_choice import RECURRENT
 from raceway.algorithms import find_algorithm
 from raceway.training.train import train
-from tests.catalogue.small_settings import NAMES, has_rollouts, small_settings
+from tests.catalogue.small_settings import NAMES, acts, small_settings
 from tests.catalogue.various_envs import EPISODE_STEPS, OwnMemory, OwnNetwork, Various
 
-ACTING = [name for name in NAMES if has_rollouts(name)]
+ACTING = [name for name in NAMES if acts(name)]
 """The algorithms that choose their environment freely: those of datasets have that of the dataset."""
 
 
