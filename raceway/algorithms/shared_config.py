@@ -243,6 +243,23 @@ class DatasetConfig(TrainingConfig, UpdatesConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BanditConfig(AlgorithmConfig):
+    """Settings of linear contextual bandits, whose episodes have one step: an arm is pulled for an observation."""
+
+    env: Any = "linear-bandit"
+    """Environment: a short name such as linear-bandit, any Gymnasium id, or module:Id."""
+    num_envs: PositiveInt = 1
+    """Number of parallel environments, over all shards: with more than one, arms are pulled before the models know of
+    the last rewards."""
+    fragment_steps: PositiveInt = 1
+    """Pulls per environment between two updates."""
+    ridge: PositiveFloat = 1.0
+    """Regularisation λ of the models, which start with A = λI."""
+    recompute_every: PositiveInt = 100
+    """Pulls of an arm after which A⁻¹ is computed from A again, against the rounding errors of its updates."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PerturbationConfig(TrainingConfig, EpisodesConfig, RunConfig):
     """Settings of algorithms that learn from the returns of perturbed weights."""
 

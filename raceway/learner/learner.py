@@ -251,6 +251,12 @@ class Learner:
         self.version += 1
         return metrics
 
+    def fit(self, batch: Batch) -> Metrics:
+        """Update the agent by its own `fit(batch) -> metrics`, in closed form: without a loss and an optimiser."""
+        metrics: Metrics = self.agent.fit(without_episode_columns(self._count_steps(batch)))
+        self.version += 1
+        return metrics
+
     def apply(self, gradients: Weights, num_steps: int = 0, optimiser: str | None = None) -> Metrics:
         """Take one gradient step with gradients of another process, computed from `num_steps` environment steps."""
         objective = self._whole_agent(optimiser)

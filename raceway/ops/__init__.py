@@ -15,6 +15,7 @@ from raceway.ops.batches import (
     ConcatFragments,
     StandardizeFields,
 )
+from raceway.ops.closed_form import FitOneStep
 from raceway.ops.datasets import DatasetReader, DatasetSettings, parallel_dataset
 from raceway.ops.meta import FitBaseline, InnerAdapt, MetaUpdate
 from raceway.ops.perturbations import (
@@ -66,6 +67,7 @@ __all__ = [
     "Exploration",
     "Explore",
     "FitBaseline",
+    "FitOneStep",
     "Fresh",
     "Gradients",
     "HindsightSettings",

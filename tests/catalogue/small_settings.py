@@ -19,7 +19,8 @@ SMALL: dict[str, Any] = {
 """Settings, as far as an algorithm has them. Replay, targets and several shards are used within a few iterations."""
 OWN: dict[str, dict[str, Any]] = {"r2d2": {"sequence_steps": 12, "burn_in": 4}}
 """Settings that others refuse, by algorithm."""
-UNUSED = {"crossq": {"target_every"}}
+_FITTED = {"hidden", "max_grad_norm", "learner_threads"}
+UNUSED = {"crossq": {"target_every"}, "linucb": _FITTED, "lints": _FITTED}
 """Settings that an algorithm has from its family, and that have no effect."""
 datasets: dict[str, str] = {}
 """The setting of algorithms that learn from a dataset, which tests make before they run."""
