@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from _harness import RESULTS, Report
 
+from raceway.envs import make_env
 from raceway.recording import record
 from raceway.training.train import train
 from raceway.training.train_seeds import learning_curve
@@ -52,6 +53,8 @@ class Gate:
     """Whether deterministic episodes after training decide, not the last ones of training."""
     success: bool = False
     """Whether the share of those episodes that reach their goal decides, not their return."""
+    regret: bool = False
+    """Whether the regret during training decides, as a share of that of random actions. The info has it."""
     below: bool = False
     """Whether the return has to stay below the threshold: a control, which lacks what the gate needs."""
     first_seed: int = 0
@@ -68,6 +71,8 @@ class Gate:
     @property
     def decisive(self) -> str:
         """The measurement of a run that decides."""
+        if self.regret:
+            return "regret"
         return "success_rate" if self.success else "deterministic_return" if self.deterministic else "mean_return"
 
     def passes(self, mean: float) -> bool:
@@ -95,6 +100,12 @@ GATES = [
     Gate("pqn", "cartpole", 475, deterministic=True, first_seed=10),
     Gate("sac", "cartpole", 400, deterministic=True, first_seed=20),
     Gate("apex", "cartpole", 475),
+    Gate("es", "cartpole", 195, deterministic=True, first_seed=10),
+    Gate("ars", "cartpole", 475, deterministic=True, first_seed=10),
+    Gate("ars", "Swimmer-v5", 300, deterministic=True, first_seed=10),
+    Gate("slateq", "slates", 9.0, deterministic=True, first_seed=10),
+    Gate("linucb", "linear-bandit", 0.05, regret=True, below=True, first_seed=10),
+    Gate("lints", "linear-bandit", 0.05, regret=True, below=True, first_seed=10),
     Gate("ppo", "acrobot", -100),
     Gate("dqn", "acrobot", -90, deterministic=True, first_seed=10),
     Gate("qr_dqn", "acrobot", -90, deterministic=True, first_seed=10),
@@ -168,12 +179,22 @@ def clone(gate: Gate, seed: int) -> dict[str, Any]:
     }
 
 
+def regret_share(result: Any) -> float:
+    """Return the regret of a whole run, as a share of that of random actions."""
+    rows = [row for row in result.metrics if "env/regret_mean" in row]
+    total = sum(row["env/regret_mean"] * row["counts"]["env/regret_mean"] for row in rows)
+    env = make_env(result.policy.env_settings()).unwrapped
+    return float(total / (result.summary["episodes"] * env.random_regret))
+
+
 def learn(gate: Gate, seed: int) -> dict[str, Any]:
     """Train once and return the measurements."""
     if gate.expert is not None:
         return clone(gate, seed)
     with tempfile.TemporaryDirectory() as folder:
         settings = {"env": gate.env, "seed": seed, "run_dir": f"{folder}/run", "progress": False, **gate.settings}
+        if gate.regret:
+            settings["info_keys"] = ("regret",)
         if gate.network is not None:
             settings["network"] = gate.network
         result = train(gate.algorithm, **settings)
@@ -183,6 +204,8 @@ def learn(gate: Gate, seed: int) -> dict[str, Any]:
             evaluation = result.policy.evaluate(DETERMINISTIC_EPISODES)
             evaluated = {"deterministic_return": evaluation.mean_return}
             evaluated |= {"success_rate": evaluation.success_rate} if gate.success else {}
+        if gate.regret:
+            evaluated["regret"] = regret_share(result)
     summary = result.summary
     indices = np.unique(np.linspace(0, len(steps) - 1, MAX_POINTS).astype(int))
     return {
@@ -205,7 +228,7 @@ def measure(gate: Gate, seeds: int, report: Report) -> None:
     mean = float(np.mean([run[gate.decisive] for run in runs]))
     measured = {
         "mean": mean,
-        "seeds": [round(run[gate.decisive], 2 if gate.success else 1) for run in runs],
+        "seeds": [round(run[gate.decisive], 3 if gate.regret else 2 if gate.success else 1) for run in runs],
         "steps": int(np.mean([run["timesteps"] for run in runs])),
         "seconds": float(np.mean([run["seconds"] for run in runs])),
         "load": os.getloadavg()[0],
@@ -248,12 +271,13 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
         axes.fill_between(grid, values.min(0), values.max(0), color=band, alpha=0.45, lw=0)
         axes.plot(grid, values.mean(0), color=line, lw=2)
         gate = gates[row["what"]]
-        if not gate.success:  # its threshold is a share, not a return
+        if not (gate.success or gate.regret):  # whose threshold is a share, not a return
             axes.axhline(float(row["bar"]), color=bar, ls="--", lw=1.3)
         title = row["what"].replace("raceway/", "")
         axes.set_title(title, loc="left", fontweight="bold", fontsize=11 if len(title) < 24 else 8.5)
         axes.set_xlabel("updates" if "expert" in row else "", fontsize=9.5)
         reached = f"{row['mean']:.0%} of goals" if gate.success else number(row["mean"]).removesuffix(".0")
+        reached = f"{row['mean']:.1%} of random regret" if gate.regret else reached
         subtitle = f"{reached} in {row['seconds']:,.0f} s".replace("-", "−")
         corner = {"transform": axes.transAxes, "ha": "right", "va": "bottom"}  # beside the title, a long one overlaps
         axes.text(0.98, 0.04, subtitle, fontsize=9.5, color="#444444", **corner)
@@ -278,7 +302,8 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 
 def number(value: float) -> str:
     """Return a mean as text, with more digits if it is small."""
-    return f"{value:,.2f}" if abs(value) < 10 else f"{value:,.1f}"
+    digits = 3 if 0 < abs(value) < 0.1 else 2 if abs(value) < 10 else 1
+    return f"{value:,.{digits}f}"
 
 
 def page(rows: list[dict[str, Any]]) -> str:
@@ -296,7 +321,8 @@ def page(rows: list[dict[str, Any]]) -> str:
         "with the seeds 0 to 2, which presets were chosen with, so other seeds may do a little worse; *greedy*,",
         f"the mean return of {DETERMINISTIC_EPISODES} deterministic episodes after training, with the seeds 10 to",
         "12 (of dqn on lunarlander 13 to 15, of sac on cartpole 20 to 22), which nothing was chosen with;",
-        "*goals*, the share of such episodes that reach their goal.",
+        "*goals*, the share of such episodes that reach their goal; *regret*, that of the whole training as a",
+        "share of that of random actions.",
         "Rows *below* a threshold are controls, which lack what a row beside them has.",
         "The curves are of training episodes.",
         "",
@@ -310,6 +336,7 @@ def page(rows: list[dict[str, Any]]) -> str:
         times = f"{row['steps']:,}{unit} | {row['seconds']:.1f} | {row['steps'] / row['seconds']:,.0f}"
         met = "ok" if row["met"] else "missed"
         kind = "goals" if gate.success else "greedy" if gate.deterministic or gate.expert else "training"
+        kind = "regret" if gate.regret else kind
         remark = ", ".join(part for part in (gate.network, gate.variant) if part)
         env = f"{gate.env} ({remark})" if remark else gate.env
         bar = f"below {row['bar']}" if gate.below else row["bar"]

@@ -10,7 +10,16 @@ from raceway.agents.distributions import (
     MultiCategorical,
     distribution_for,
 )
-from raceway.agents.exploration import EpsilonGreedy, Explorer, GaussianNoise, Knobs, NoisyGreedy, Sample, UniformWarmUp
+from raceway.agents.exploration import (
+    EpsilonGreedy,
+    Explorer,
+    GaussianNoise,
+    Greedy,
+    Knobs,
+    NoisyGreedy,
+    Sample,
+    UniformWarmUp,
+)
 from raceway.agents.network_choice import network_for
 from raceway.agents.networks import Encoder, Normaliser, mlp
 from raceway.agents.policy import Policy, as_tensor, make_policy
@@ -28,6 +37,7 @@ __all__ = [
     "Explorer",
     "Gaussian",
     "GaussianNoise",
+    "Greedy",
     "Knobs",
     "MakeAgent",
     "MultiCategorical",

@@ -99,6 +99,10 @@ class Agent(WeightsModule):
         start = getattr(self.actor.distribution, "start", 0)
         return (batch["action"] - start if start else batch["action"]).long()
 
+    def fit(self, batch: Batch) -> dict[str, float]:
+        """Update the agent from a batch in closed form, and return metrics; only for agents that can."""
+        raise ConfigError(f"a {type(self).__name__} is trained by a loss. Use TrainOneStep instead of FitOneStep.")
+
     def observe(self, rows: Batch) -> None:
         """Update the normalisers, if there are any, with a batch of tensors."""
         self.actor.observe(valid_rows(rows, "obs"))

@@ -9,21 +9,29 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from gymnasium.spaces import Discrete, Space
+from gymnasium.spaces import Box, Discrete, Space
 from torch import nn
 
 from raceway.agents.agent import ActorCritic, Agent, QAgent, Spaces
 from raceway.agents.batch_renorm import NormalisedActor, NormalisedCritics
 from raceway.agents.critics import CriticList, DiscreteCriticList, value_network
-from raceway.agents.distributions import Bounded, Deterministic, SquashedGaussian
+from raceway.agents.distributions import (
+    Bounded,
+    Deterministic,
+    Direct,
+    Distribution,
+    SquashedGaussian,
+    distribution_for,
+)
 from raceway.agents.network_choice import RECURRENT, custom_networks, network_for
-from raceway.agents.networks import Encoder, actor_critic_networks
+from raceway.agents.networks import Encoder, actor_critic_networks, hidden_layers
 from raceway.agents.policy import Policy, seeded_weights
 from raceway.agents.q_ensembles import DiscreteQEnsemble, QEnsemble
 from raceway.agents.q_heads import Dueling
 from raceway.agents.recurrent import RecurrentNetwork
 from raceway.agents.soft_actor_critic import DiscreteSoftActorCritic, SoftActorCritic
 from raceway.agents.temperature import Temperature
+from raceway.autograd.layers import Layers
 from raceway.errors import ConfigError
 from raceway.rl import network_obs_space
 
@@ -46,6 +54,37 @@ def actor(spaces: Spaces, cfg: Any, *, layer_norm: bool = False) -> Agent:
     policy = Policy(*spaces, network)
     if not isinstance(cfg.network, str):
         policy.unused_settings = _unused(cfg, _CUSTOM, "hidden")
+    return Agent(policy)
+
+
+def deterministic_actor(spaces: Spaces, cfg: Any, *, linear: bool = False) -> Agent:
+    """Return an agent that takes one action for an observation, for weights that are not trained by gradients.
+
+    Actions of a Box are the network's outputs as they are.
+
+    Args:
+        spaces: the spaces of the environment.
+        cfg: the settings `network`, `hidden` and `normalise_obs`.
+        linear: whether a network without hidden layers is a matrix of zeros, without a bias.
+    """
+    obs_space, _ = network_obs_space(spaces.observation)
+    if cfg.network in RECURRENT:  # which is refused later, with advice
+        return Agent(Policy(*spaces, network_for(obs_space, spaces.action, cfg.network, cfg.hidden or ())))
+    box = isinstance(spaces.action, Box)
+    distribution: Distribution = Direct(spaces.action.shape or ()) if box else distribution_for(spaces.action)
+    if not isinstance(cfg.network, str):
+        network = network_for(obs_space, spaces.action, cfg.network, ())
+        unused = _unused(cfg, _CUSTOM, "hidden", "normalise_obs")
+    else:
+        hidden, encoder = cfg.hidden or (), Encoder(obs_space, cfg.normalise_obs)
+        layers, size = hidden_layers(encoder, hidden, nn.Tanh)
+        head = nn.Linear(size, distribution.size, bias=bool(hidden) or not linear)
+        if linear and not hidden:
+            nn.init.zeros_(head.weight)
+        network, reason = Layers(*layers, head), f"observations of {obs_space} have no numbers to normalise"
+        unused = {} if encoder.normalises else _unused(cfg, reason, "normalise_obs")
+    policy = Policy(*spaces, network, distribution)
+    policy.unused_settings = unused
     return Agent(policy)
 
 

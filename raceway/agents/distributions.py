@@ -273,6 +273,28 @@ class Deterministic(Bounded):
         raise ConfigError("a deterministic policy has no entropy")
 
 
+class Direct(Distribution):
+    """One action for each observation: the network's outputs as they are."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape, self.size = shape, math.prod(shape)
+
+    def sample(self, params: Array, random: np.random.Generator) -> Array:
+        return self.mode(params)
+
+    def mode(self, params: Array) -> Array:
+        return params.reshape(*params.shape[:-1], *self.shape)
+
+    def best_actions(self, params: Tensor) -> Tensor:
+        return params.reshape(-1, *self.shape)
+
+    def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
+        raise ConfigError("a deterministic policy has no log-probabilities")
+
+    def entropy(self, params: Tensor) -> Tensor:
+        raise ConfigError("a deterministic policy has no entropy")
+
+
 class SquashedGaussian(Bounded):
     """tanh of independent normal variables u, scaled to the bounds of a Box.
 

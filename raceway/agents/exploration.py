@@ -92,6 +92,13 @@ class Sample(Explorer):
         return distribution.sample(outputs, random)
 
 
+class Greedy(Explorer):
+    """Take the most likely action, or the only one that the policy has for an observation."""
+
+    def choose(self, distribution: Distribution, outputs: Array, random: np.random.Generator) -> Array:
+        return distribution.mode(outputs)
+
+
 class EpsilonGreedy(Explorer):
     """Take the action with the highest Q-value, or with probability ε a random one."""
 

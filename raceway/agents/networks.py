@@ -60,15 +60,26 @@ class Normaliser(nn.Module):
     def observe(self, rows: Tensor) -> None:
         """Update the statistics with vectors, [N, size]: mean and variance of two combined sets, Chan et al. 1979."""
         rows = rows.double()
-        num, before = len(rows), float(self.count)
+        if len(rows):
+            self.merge(len(rows), rows.mean(0), rows.var(0, correction=0))
+
+    def merge(self, num: float, mean: Tensor, var: Tensor) -> None:
+        """Update the statistics with those of other vectors: their number, means and variances (in float64), [size]."""
+        before = float(self.count)
         if num == 0:
             return
-        mean, var, total = rows.mean(0), rows.var(0, correction=0), before + num
+        total = before + num
         delta = mean - self.mean
         squares = before * self.var.double() + num * var + delta**2 * (before * num / total)
         self.mean += (delta * (num / total)).to(self.mean.dtype)
         self.var.copy_(squares / total)
         self.count.fill_(total)
+
+    def clear(self) -> None:
+        """Forget all vectors."""
+        self.mean.zero_()
+        self.var.fill_(1)
+        self.count.zero_()
 
 
 class Encoder(nn.Module):
@@ -224,13 +235,14 @@ def mlp(
 
     With `layer_norm` the inputs of activations are normalised (Ba et al. 2016, https://arxiv.org/abs/1607.06450).
     """
-    layers, size = _layers(encoder or Encoder(observation_space), hidden, activation, layer_norm)
+    layers, size = hidden_layers(encoder or Encoder(observation_space), hidden, activation, layer_norm)
     return Layers(*layers, ActionHead(size, action_space))
 
 
-def _layers(
+def hidden_layers(
     encoder: Encoder, hidden: Sequence[int], activation: type[nn.Module], layer_norm: bool = False
 ) -> tuple[list[nn.Module], int]:
+    """Return an encoder and hidden layers as a list, and the number of outputs of the last of them."""
     layers: list[nn.Module] = [encoder]
     size = encoder.size
     for width in hidden:
@@ -259,7 +271,7 @@ def actor_critic_networks(
     if has_images or shared:
         critic: nn.Module = nn.Linear(actor[-1].in_features, 1)  # type: ignore[arg-type]
     else:
-        layers, size = _layers(encoder, hidden, activation_type)
+        layers, size = hidden_layers(encoder, hidden, activation_type)
         critic = Layers(*layers, nn.Linear(size, 1))
     for layer in [*actor.modules(), *critic.modules()]:
         if isinstance(layer, (nn.Linear, nn.Conv2d)):

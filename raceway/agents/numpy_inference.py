@@ -12,7 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import nn
 
-from raceway.agents.distributions import Bounded, Categorical, Deterministic, Distribution, Gaussian, SquashedGaussian
+from raceway.agents.distributions import (
+    Bounded,
+    Categorical,
+    Deterministic,
+    Direct,
+    Distribution,
+    Gaussian,
+    SquashedGaussian,
+)
 from raceway.agents.networks import ActionHead, Encoder
 from raceway.autograd.fast_paths import fast_paths_enabled
 from raceway.autograd.layer_norm import is_plain_norm
@@ -32,6 +40,7 @@ _ACTIVATIONS: dict[type[nn.Module], Activation] = {
     nn.ReLU: lambda x: np.maximum(x, _ZERO, out=x),
     nn.Tanh: lambda x: np.tanh(x, out=x),
 }
+_DISTRIBUTIONS = (Categorical, Gaussian, SquashedGaussian, Deterministic, Direct)
 _NOISE_ROWS = 2048  # rows of noise sampled at once
 
 
@@ -76,7 +85,7 @@ class NumpyActor:
     def __init__(
         self,
         network: Any,
-        distribution: Categorical | Gaussian | Bounded,
+        distribution: Categorical | Gaussian | Bounded | Direct,
         random: np.random.Generator | None,
     ) -> None:
         encoder, *rest = network
@@ -91,7 +100,7 @@ class NumpyActor:
         if self.normaliser is not None:
             self._mean = encoder.normaliser.mean.numpy()[:, None].copy()
             self._scale = (1 / encoder.normaliser.deviation.numpy())[:, None]
-        self.squashed = isinstance(distribution, Bounded)
+        self.squashed = isinstance(distribution, (Bounded, Direct))
         fixed = not (self.discrete or self.squashed)  # deviations that are the same for all observations
         self.deviations = np.exp(rest[-1].log_std.detach().numpy()) if fixed else None
         self.last_outputs = np.empty(0)
@@ -173,7 +182,7 @@ def make_numpy_actor(
     """
     if not fast_paths_enabled() or any(tensor.device.type != "cpu" for tensor in network.parameters()):
         return None
-    if type(distribution) not in (Categorical, Gaussian, SquashedGaussian, Deterministic) or not _is_plain(network):
+    if type(distribution) not in _DISTRIBUTIONS or not _is_plain(network):
         return None
     if type(distribution) is Gaussian and type(list(network.children())[-1]) is not ActionHead:
         return None
@@ -207,7 +216,7 @@ def _is_plain(network: nn.Module) -> bool:
 def _has_layers(module: Any) -> bool:
     """Whether a module is a linear layer, or several, whose outputs another may follow."""
     linear = type(module) is nn.Linear or (type(module) is ActionHead and module.log_std is None)
-    return (linear and module.bias is not None) or hasattr(module, "numpy_layers")
+    return linear or hasattr(module, "numpy_layers")
 
 
 def _layers(modules: Sequence[Any]) -> list[_Layer]:
@@ -228,5 +237,7 @@ def _layers(modules: Sequence[Any]) -> list[_Layer]:
 
 
 def with_bias(layer: Any) -> Array:
-    """Return the weights of a linear layer, with its bias as the last column."""
-    return np.column_stack([layer.weight.detach().numpy(), layer.bias.detach().numpy()])
+    """Return the weights of a linear layer, with its bias as the last column, 0 if it has none."""
+    weight = layer.weight.detach().numpy()
+    bias = np.zeros(len(weight), np.float32) if layer.bias is None else layer.bias.detach().numpy()
+    return np.column_stack([weight, bias])

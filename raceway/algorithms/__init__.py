@@ -3,7 +3,7 @@
 from raceway.algorithms.config import AlgorithmConfig, TrainingConfig
 from raceway.algorithms.context import Context
 from raceway.algorithms.registry import ACTIONS, Algorithm, algorithm, algorithm_names, find_algorithm
-from raceway.algorithms.sources import DatasetSource, RolloutSource, Source
+from raceway.algorithms.sources import DatasetSource, PerturbationSource, RolloutSource, Source
 
 __all__ = [
     "ACTIONS",
@@ -11,6 +11,7 @@ __all__ = [
     "AlgorithmConfig",
     "Context",
     "DatasetSource",
+    "PerturbationSource",
     "RolloutSource",
     "Source",
     "TrainingConfig",

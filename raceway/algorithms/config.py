@@ -141,7 +141,7 @@ class AlgorithmConfig(TrainingConfig, EnvironmentConfig, RunConfig):
         return RolloutSettings(
             env=env,
             num_shards=self.num_shards or 1,
-            slots_per_shard=self.num_envs // (self.num_shards or 1),
+            slots_per_shard=self.slots_per_shard,
             seed=self.seed,
             agent=agent,
             explorer=explorer,
@@ -152,6 +152,11 @@ class AlgorithmConfig(TrainingConfig, EnvironmentConfig, RunConfig):
         )
 
     @property
+    def slots_per_shard(self) -> int:
+        """Environments that are stepped together."""
+        return self.num_envs // (self.num_shards or 1)
+
+    @property
     def rollout_size(self) -> dict[str, Any]:
         """Size of one rollout, as arguments of `RolloutSettings`."""
         return {"fragment_steps": check_int("fragment_steps", self.fragment_steps)}  # type: ignore[attr-defined]
@@ -159,6 +164,11 @@ class AlgorithmConfig(TrainingConfig, EnvironmentConfig, RunConfig):
     @property
     def num_iterations(self) -> int | None:
         """Maximum number of iterations, if they are limited."""
-        if self.iterations is None and self.total_timesteps is None and self.stop_seconds is None:
-            return 100
-        return self.iterations
+        return default_iterations(self)
+
+
+def default_iterations(cfg: RunConfig) -> int | None:
+    """Return the limit to the iterations of a run that collects episodes: 100, if it has no limit of its own."""
+    if cfg.iterations is None and cfg.total_timesteps is None and cfg.stop_seconds is None:
+        return 100
+    return cfg.iterations

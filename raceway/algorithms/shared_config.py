@@ -1,21 +1,30 @@
-"""Settings that a family of algorithms shares: actor-critic methods, learning from replay, and from a dataset."""
+"""Settings that a family of algorithms shares, such as actor-critic methods, or those that learn from replay."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from raceway.algorithms.config import AlgorithmConfig, TrainingConfig
-from raceway.envs import EnvSettings, Slots
+from raceway.agents import Agent, Explorer, Spaces
+from raceway.algorithms.config import AlgorithmConfig, TrainingConfig, default_iterations
+from raceway.envs import EnvSettings, Slots, SteppedSlots
 from raceway.envs.goals import check_goals
 from raceway.envs.names import is_multi_agent
 from raceway.errors import ConfigError
 from raceway.flow import RateLimit
-from raceway.ops import DatasetSettings, HindsightSettings, ReplaySettings, RolloutSettings, replay_limits
+from raceway.ops import (
+    DatasetSettings,
+    HindsightSettings,
+    PerturbationSettings,
+    ReplaySettings,
+    RolloutSettings,
+    replay_limits,
+)
 from raceway.settings.field_types import Called, Fraction, PositiveFloat, PositiveInt, Widths
-from raceway.settings.groups import INPUT, UpdatesConfig
+from raceway.settings.groups import INPUT, EpisodesConfig, RunConfig, UpdatesConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,3 +294,73 @@ class DatasetConfig(TrainingConfig, UpdatesConfig):
         """How the dataset is read."""
         path, num_shards = str(self.dataset or ""), self.num_shards or 1
         return DatasetSettings(path=path, batch_size=self.batch_size, num_shards=num_shards, seed=self.seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BanditConfig(AlgorithmConfig):
+    """Settings of linear contextual bandits, whose episodes have one step: an arm is pulled for an observation."""
+
+    env: Any = "linear-bandit"
+    """Environment: a short name such as linear-bandit, any Gymnasium id, or module:Id."""
+    num_envs: PositiveInt = 1
+    """Number of parallel environments, over all shards: with more than one, arms are pulled before the models know of
+    the last rewards."""
+    fragment_steps: PositiveInt = 1
+    """Pulls per environment between two updates."""
+    ridge: PositiveFloat = 1.0
+    """Regularisation λ of the models, which start with A = λI."""
+    recompute_every: PositiveInt = 100
+    """Pulls of an arm after which A⁻¹ is computed from A again, against the rounding errors of its updates."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerturbationConfig(TrainingConfig, EpisodesConfig, RunConfig):
+    """Settings of algorithms that learn from the returns of perturbed weights."""
+
+    clip_actions: ClassVar[bool] = True
+
+    num_shards: PositiveInt | None = None
+    """Number of shards, the upper limit on workers: each rolls out the episodes of its directions one after the other
+    (default: at most 20, or 5 if the environment has a native vectorised implementation)."""
+    num_directions: PositiveInt = 40
+    """Directions per iteration in which weights are perturbed, each for two episodes."""
+    sigma: PositiveFloat = 0.05
+    """Standard deviation σ of the perturbations."""
+    normalise_obs: bool = False
+    """Normalise observations by their running mean and standard deviation."""
+
+    def for_env(self, slots: Slots) -> Self:
+        """Return this config with the number of shards filled in."""
+        max_shards = 20 if isinstance(slots, SteppedSlots) else 5
+        return dataclasses.replace(self, num_shards=min(self.num_shards or max_shards, self.num_directions))
+
+    def rollouts(
+        self,
+        env: EnvSettings,
+        agent: Callable[[Spaces], Agent],
+        explorer: Callable[[Spaces], Explorer] | None = None,
+    ) -> PerturbationSettings:
+        """Return the settings of the workers; see `AlgorithmConfig.rollouts`."""
+        return PerturbationSettings(
+            env=env,
+            num_shards=self.num_shards or 1,
+            slots_per_shard=self.slots_per_shard,
+            seed=self.seed,
+            agent=agent,
+            explorer=explorer,
+            clip_actions=self.clip_actions,
+            info_keys=tuple(self.info_keys),
+            max_env_failures=self.max_env_failures,
+            num_directions=self.num_directions,
+            sigma=self.sigma,
+        )
+
+    @property
+    def slots_per_shard(self) -> int:
+        """Environments that are stepped together: one, for each has other weights."""
+        return 1
+
+    @property
+    def num_iterations(self) -> int | None:
+        """Maximum number of iterations, if they are limited."""
+        return default_iterations(self)

@@ -2,6 +2,8 @@
 
     @algorithm("ppo", Config)                        rollouts: fragments, whole episodes or tasks, as its config says
     @algorithm("bc", Config, source=DatasetSource)   minibatches of a dataset
+    @algorithm("es", Config, source=PerturbationSource)
+                                                     totals of episodes with perturbed weights
 
 Training creates the source, spawns its workers, and gives the plan its stream. A further kind of source is a further
 class, and training does not change.
@@ -24,6 +26,8 @@ from raceway.flow import ParIter
 from raceway.ops import (
     DatasetReader,
     DatasetSettings,
+    PerturbationSettings,
+    PerturbationWorker,
     ReportMetrics,
     RolloutSettings,
     RolloutWorker,
@@ -57,6 +61,8 @@ class Source(ABC):
     acts: ClassVar[bool] = True
     """Whether its workers act in environments: then they are sent weights, and their number follows from the cost of an
     environment step."""
+    joint: ClassVar[bool] = False
+    """Whether the policies of several agents can share it."""
 
     settings: Any
     """What its workers are created with; set by `prepare`."""
@@ -104,6 +110,7 @@ class RolloutSource(Source):
     """Rollouts: what workers collect in environments with the current policy."""
 
     name, metrics = "rollouts", "rollout"
+    joint = True
     settings: RolloutSettings
 
     def prepare(
@@ -132,6 +139,17 @@ class RolloutSource(Source):
         """Return the operator that reports environment steps and episodes."""
         callbacks = self.settings.episode_callbacks
         return ReportMetrics(token=callbacks.token if callbacks else "")
+
+
+class PerturbationSource(RolloutSource):
+    """Perturbations: the totals of episodes that workers roll out with perturbed weights; see `ops.perturbations`."""
+
+    joint = False
+    settings: PerturbationSettings
+
+    def worker(self, name: str) -> WorkerCall:
+        """Return how a worker is created."""
+        return PerturbationWorker, (self.settings, name)
 
 
 class DatasetSource(Source):

@@ -24,6 +24,8 @@ ALIASES = {
     "point": "PointGoals-v0",
     "bitflipping": "raceway/BitFlipping-v0",
     "reach": "raceway/Reach-v0",
+    "linear-bandit": "raceway/LinearBandit-v0",
+    "slates": "raceway/Slates-v0",
     "cheetah-direction": "HalfCheetahDirection-v0",
     "pong": "ALE/Pong-v5",
     "breakout": "ALE/Breakout-v5",

@@ -128,16 +128,15 @@ class Learner:
             if name in self._restored.get("objectives", {}):
                 objective.restore(self._restored["objectives"].pop(name))
 
-    @property
-    def _whole_agent(self) -> ActiveObjective:
-        """The objective that trains all parts with one optimiser, for gradients that are computed elsewhere."""
-        self.prepare({WHOLE_AGENT: Objective(loss=_no_loss)})
+    def _whole_agent(self, optimiser: str | None = None) -> ActiveObjective:
+        """Return the objective that trains all parts with one optimiser, for gradients that are computed elsewhere."""
+        self.prepare({WHOLE_AGENT: Objective(loss=_no_loss, optimiser=optimiser)})
         return self.objectives[WHOLE_AGENT]
 
     @property
     def optimiser(self) -> Any:
         """The optimiser of the whole agent, if there is one objective for all its parts."""
-        return self._whole_agent.optimiser
+        return self._whole_agent().optimiser
 
     def train(
         self,
@@ -245,7 +244,7 @@ class Learner:
 
     def step(self, losses: Iterable[Callable[[], Any]]) -> Metrics:
         """Take one gradient step of the whole agent on the sum of some losses, computed one after the other."""
-        objective = self._whole_agent
+        objective = self._whole_agent()
         objective.optimiser.zero_grad()
         with self._own_threads():
             metrics = backward(losses)
@@ -253,9 +252,15 @@ class Learner:
         self.version += 1
         return metrics
 
-    def apply(self, gradients: Weights, num_steps: int = 0) -> Metrics:
+    def fit(self, batch: Batch) -> Metrics:
+        """Update the agent by its own `fit(batch) -> metrics`, in closed form: without a loss and an optimiser."""
+        metrics: Metrics = self.agent.fit(without_episode_columns(self._count_steps(batch)))
+        self.version += 1
+        return metrics
+
+    def apply(self, gradients: Weights, num_steps: int = 0, optimiser: str | None = None) -> Metrics:
         """Take one gradient step with gradients of another process, computed from `num_steps` environment steps."""
-        objective = self._whole_agent
+        objective = self._whole_agent(optimiser)
         objective.optimiser.zero_grad()
         objective.set_lr(self.steps)
         self.steps += num_steps

@@ -15,16 +15,19 @@ from raceway.autograd.fast_paths import fast_paths_enabled
 from raceway.checks import unknown_name
 from raceway.errors import ConfigError
 from raceway.learner.adam import Adam, RAdam
+from raceway.learner.gradient_descent import GradientDescent
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # as torch names them
 
 
-def make_optimiser(name: str, parameters: Iterable[Tensor], lr: float, **options: Any) -> Adam | TorchOptimiser:
+def make_optimiser(
+    name: str, parameters: Iterable[Tensor], lr: float, **options: Any
+) -> Adam | GradientDescent | TorchOptimiser:
     """Return an optimiser.
 
     Args:
-        name: `adam` or `radam`, which are built in on the CPU, or a class of `torch.optim` in any case, such as
-            `rmsprop`.
+        name: `adam`, `radam` or, without options, `sgd`, which are built in on the CPU, or a class of `torch.optim` in
+            any case, such as `rmsprop`.
         parameters: the parameters that it changes.
         lr: the learning rate.
         options: `betas`, `epsilon` (eps), `weight_decay`, and others that the class has.
@@ -34,6 +37,8 @@ def make_optimiser(name: str, parameters: Iterable[Tensor], lr: float, **options
         on_cpu = all(parameter.device.type == "cpu" for parameter in parameters)
         built_in, in_torch = _BUILT_IN[name.lower()]
         return (built_in if on_cpu and fast_paths_enabled() else in_torch)(parameters, lr, **options)
+    if name.lower() == "sgd" and not options and fast_paths_enabled():
+        return GradientDescent(parameters, lr)
     classes: dict[str, Any] = {key.lower(): value for key, value in vars(torch.optim).items() if inspect.isclass(value)}
     if name.lower() not in classes or name.lower() == "optimizer":
         raise unknown_name("optimiser", name, sorted(set(classes) - {"optimizer"}))

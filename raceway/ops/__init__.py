@@ -16,8 +16,15 @@ from raceway.ops.batches import (
     StandardizeFields,
 )
 from raceway.ops.circular_batches import CircularBatches
+from raceway.ops.closed_form import FitOneStep
 from raceway.ops.datasets import DatasetReader, DatasetSettings, parallel_dataset
 from raceway.ops.meta import FitBaseline, InnerAdapt, MetaUpdate
+from raceway.ops.perturbations import (
+    EstimateGradient,
+    MergeObservations,
+    PerturbationSettings,
+    PerturbationWorker,
+)
 from raceway.ops.q_returns import AddQLambdaReturns
 from raceway.ops.replay import (
     HindsightSettings,
@@ -58,9 +65,11 @@ __all__ = [
     "DatasetReader",
     "DatasetSettings",
     "EpisodeTransitions",
+    "EstimateGradient",
     "Exploration",
     "Explore",
     "FitBaseline",
+    "FitOneStep",
     "Fresh",
     "Gradients",
     "HindsightSettings",
@@ -69,9 +78,12 @@ __all__ = [
     "Loss",
     "LossAndMetrics",
     "LossOutput",
+    "MergeObservations",
     "MergeStats",
     "MetaUpdate",
     "Objective",
+    "PerturbationSettings",
+    "PerturbationWorker",
     "ReplayCounts",
     "ReplaySettings",
     "ReplayShard",

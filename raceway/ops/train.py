@@ -139,16 +139,21 @@ class AverageGradients:
         return Gradients({name: np.asarray(array, np.float32) for name, array in mean.items()}, stats)
 
 
-class ApplyGradients:
-    """Take one gradient step with each item's gradients."""
+class ApplyGradients(Stateful):
+    """Take one gradient step with each item's gradients.
 
-    def __init__(self, learner: Learner) -> None:
-        self.learner = learner
+    Args:
+        learner: the learner.
+        optimiser: the optimiser by its name; by default Adam.
+    """
+
+    def __init__(self, learner: Learner, optimiser: str | None = None) -> None:
+        self.learner, self.optimiser = learner, optimiser
 
     def __call__(self, gradients: Gradients, *, envelope: Envelope = injected) -> TrainStats:
         """Take the step, and return the stats."""
         begin, stats, lag = time.perf_counter(), gradients.stats, self.learner.lag_metrics(envelope.version)
-        metrics = self.learner.apply(gradients.arrays, stats.num_steps)
+        metrics = self.learner.apply(gradients.arrays, stats.num_steps, self.optimiser)
         return stats.add_metrics(metrics | lag, train=time.perf_counter() - begin)
 
 

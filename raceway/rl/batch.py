@@ -2,7 +2,7 @@
 
 Observations of a Dict space keep their keys, so `batch["obs"]` is an array or a mapping of arrays.
 
-The steps of a batch are arranged in one of four layouts (`Layout`), which a column tells apart (`layout_of`). `COLUMNS`
+The steps of a batch are arranged in one of five layouts (`Layout`), which a column tells apart (`layout_of`). `COLUMNS`
 is the table of all columns: what they hold, their shape in each layout, who writes and who reads them. It is shown in
 docs/batches.md, and a test compares it with the batches of every algorithm. Operators may add columns of their own.
 """
@@ -27,6 +27,8 @@ Rows = NewType("Rows", Batch)
 """A batch in the layout `Layout.ROWS`."""
 Episodes = NewType("Episodes", Batch)
 """A batch in the layout `Layout.EPISODES`."""
+Trials = NewType("Trials", Batch)
+"""A batch in the layout `Layout.TRIALS`."""
 
 
 class Layout(StrEnum):
@@ -41,9 +43,16 @@ class Layout(StrEnum):
     """[N]: E whole episodes, one after the other."""
     SEQUENCES = "sequences"
     """[N, L]: N sequences of L steps, for replay."""
+    TRIALS = "trials"
+    """[P]: P directions in which weights were perturbed, each with the totals of two whole episodes and no steps."""
 
 
-_ONLY_IN = {"length": Layout.EPISODES, "mask": Layout.SEQUENCES, "last_obs": Layout.FRAGMENT}
+_ONLY_IN = {
+    "length": Layout.EPISODES,
+    "mask": Layout.SEQUENCES,
+    "last_obs": Layout.FRAGMENT,
+    "direction": Layout.TRIALS,
+}
 
 
 def layout_of(batch: Batch) -> Layout:
@@ -96,6 +105,8 @@ SIZES = {
     "S": "segments",
     "K": "truncated steps",
     "M": "terminated steps",
+    "P": "directions of perturbed weights",
+    "Q": "shards that collected them",
     "F": "episodes that ended",
     "C": "fragments that were concatenated",
     "D": "episodes that were dropped because an environment failed",
@@ -105,7 +116,8 @@ _STEP = {"fragment": "[T, B]", "rows": "[N]", "episodes": "[N]", "sequences": "[
 _STEP_VALUES = {layout: shape.replace("]", ", ...]") for layout, shape in _STEP.items()}
 _FRAGMENT, _ROW, _ROWS_AND_EPISODES = {"fragment": "[T, B]"}, {"rows": "[N]"}, {"rows": "[N]", "episodes": "[N]"}
 _SEQUENCE = {"sequences": "[N, L]"}
-_ENDED = {"fragment": "[F]", "rows": "[F]", "episodes": "[F]", "sequences": "[F]"}
+_ENDED = {"fragment": "[F]", "rows": "[F]", "episodes": "[F]", "sequences": "[F]", "trials": "[F]"}
+_PERTURBED = "PerturbationWorker"
 _COLLECTOR, _MULTI = "collectors", "multi-agent collectors"
 _ENDS, _TURNS = "advantages, transitions", "turn-based collectors"
 
@@ -167,6 +179,10 @@ COLUMNS = (
     Column("weight", "importance-sampling weight", "prioritised Replay", "losses", {**_ROW, "sequences": "[N]"}),
     Column("env_steps", "environment steps of the run so far", "AddProgress", "Learner",
            {"rows": "[]", "sequences": "[]"}),
+    Column("direction", "number of the direction, whose noise follows from it", _PERTURBED, "EstimateGradient",
+           {"trials": "[P]"}),
+    Column("obs_moments", "number, means and variances of the observations, if they are normalised", _PERTURBED,
+           "MergeObservations", {"trials": "[Q, ...]"}),
     Column("episode_return", "undiscounted return of each episode that ended", _COLLECTOR, "TrainStats", _ENDED),
     Column("episode_length", "its number of steps", _COLLECTOR, "TrainStats", _ENDED),
     Column("episode_info", "a line of JSON for each; see `rl.episode_info`", _COLLECTOR, "TrainStats",
@@ -227,6 +243,8 @@ def num_steps(batch: Batch) -> int:
     """
     if COLLECTED in batch:
         return int(batch[COLLECTED].sum())
+    if layout_of(batch) is Layout.TRIALS:
+        return int(batch["episode_length"].sum())
     if "valid" in batch:
         return int(batch["valid"].sum())
     return int(np.size(batch["reward"])) if "reward" in batch else len(batch["action"])

@@ -30,6 +30,7 @@ class Purpose(enum.IntEnum):
     EVALUATION = 4
     TASKS = 5
     DATASET = 6
+    PERTURBATIONS = 7
 
 
 def derive_seed(seed: int, purpose: Purpose, *path: int) -> int:

@@ -106,19 +106,27 @@ class EnvironmentChoice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnvironmentConfig(EnvironmentChoice):
-    """The environment and its parallel instances."""
+class EpisodesConfig(EnvironmentChoice):
+    """The environment that episodes are collected in."""
 
     group: ClassVar[str] = "environment"
     role: ClassVar[Role] = RESULTS
-    num_envs: PositiveInt = 100
-    """Number of parallel environments, over all shards."""
     info_keys: Annotated[tuple[str, ...], EXECUTION] = ()
     """Entries of the info of an episode's last step that are reported as metrics, separated by commas: a gives
     env/a_mean, env/a_min and env/a_max."""
     max_env_failures: Annotated[Count, EXECUTION] = 10
     """Failure budget of a shard: environment failures with no episode completed in between. Each time, the environment
     is rebuilt and its episode discarded; one more failure ends the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentConfig(EpisodesConfig):
+    """The environment and its parallel instances."""
+
+    group: ClassVar[str] = "environment"
+    role: ClassVar[Role] = RESULTS
+    num_envs: PositiveInt = 100
+    """Number of parallel environments, over all shards."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,6 @@ from typing import Any
 
 from raceway.agents import Spaces
 from raceway.algorithms import Algorithm, find_algorithm
-from raceway.algorithms.sources import RolloutSource
 from raceway.checks import nearest_name, unknown_name
 from raceway.envs.multi_agent import MultiAgentSettings, agent_spaces
 from raceway.errors import ConfigError
@@ -242,7 +241,7 @@ def _check_complete(
                 )  # fmt: skip
         if name in spaces and name not in policy.agents:
             raise complain(name, None, "it has the name of an agent with another policy. Rename it.")
-        if not issubclass(policy.algorithm.source, RolloutSource):
+        if not policy.algorithm.source.joint:
             problem = (
                 f"{policy.algorithm.name} does not learn from rollouts, which all policies share. Use another one."
             )

@@ -115,7 +115,7 @@ def make_training(algorithm: Algorithm, cfg: Any, *arguments: Any, policies: Any
     """Return the training of one agent or, if the environment has several or policies are given, of all of them."""
     if policies is None and not is_multi_agent(cfg.env):
         return Training(algorithm, cfg, *arguments, **options)
-    if not algorithm.source.acts:
+    if not algorithm.source.joint:
         raise ConfigError(
             f"{algorithm.name} does not learn from rollouts, which the policies of several agents share. Leave "
             "policies out and use an environment with one agent, or use another algorithm."

@@ -40,7 +40,7 @@ def decide_workers(
     if cfg.engine == "inline" or slots is None:
         return 0, ""
     limits = {"max_env_failures": cfg.max_env_failures, "deadline": cfg.item_deadline}
-    cost = measure_step(env, slots, cfg.num_envs // cfg.num_shards, **limits)
+    cost = measure_step(env, slots, cfg.slots_per_shard, **limits)
     return choose_workers(cost, num_cores(), cfg.num_shards)
 
 

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from raceway.algorithms import algorithm_names, find_algorithm
-from raceway.algorithms.sources import DatasetSource, RolloutSource
+from raceway.algorithms.sources import DatasetSource
 from raceway.training.train import Training
 
 NAMES = algorithm_names()
@@ -14,12 +14,13 @@ SMALL: dict[str, Any] = {
     "num_minibatches": 2, "num_epochs": 2, "hidden": (8,), "critic_hidden": (8,),
     "learning_starts": 64, "batch_size": 16, "buffer_size": 200,
     "target_every": 3, "actor_every": 2, "steps_per_update": 8.0, "n_step": 2, "epsilon_steps": 200,
-    "learner_threads": 1, "total_updates": 10_000,
+    "learner_threads": 1, "total_updates": 10_000, "num_directions": 4,
 }  # fmt: skip
 """Settings, as far as an algorithm has them. Replay, targets and several shards are used within a few iterations."""
 OWN: dict[str, dict[str, Any]] = {"r2d2": {"sequence_steps": 12, "burn_in": 4}}
 """Settings that others refuse, by algorithm."""
-UNUSED = {"crossq": {"target_every"}}
+_FITTED = {"hidden", "max_grad_norm", "learner_threads"}
+UNUSED = {"crossq": {"target_every"}, "linucb": _FITTED, "lints": _FITTED}
 """Settings that an algorithm has from its family, and that have no effect."""
 datasets: dict[str, str] = {}
 """The setting of algorithms that learn from a dataset, which tests make before they run."""
@@ -47,8 +48,13 @@ def setting_names(name: str) -> set[str]:
 
 
 def has_rollouts(name: str) -> bool:
-    """Whether an algorithm collects rollouts, so that workers act and environment steps are counted."""
-    return issubclass(find_algorithm(name).source, RolloutSource)
+    """Whether an algorithm learns from rollouts, which the policies of several agents can share."""
+    return find_algorithm(name).source.joint
+
+
+def acts(name: str) -> bool:
+    """Whether the workers of an algorithm act, so that they are sent weights."""
+    return find_algorithm(name).source.acts
 
 
 def progress(summary: dict[str, Any]) -> int:

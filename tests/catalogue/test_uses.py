@@ -13,11 +13,14 @@ from raceway import load
 from raceway.agents.network_choice import RECURRENT
 from raceway.algorithms import find_algorithm
 from raceway.training.train import train
-from tests.catalogue.small_settings import NAMES, has_rollouts, small_settings
+from tests.catalogue.small_settings import NAMES, acts, small_settings
 from tests.catalogue.various_envs import EPISODE_STEPS, OwnMemory, OwnNetwork, Various
 
-ACTING = [name for name in NAMES if has_rollouts(name)]
-"""The algorithms that choose their environment freely: those of datasets have that of the dataset."""
+ACTING = [name for name in NAMES if acts(name) and name != "slateq"]
+"""The algorithms that choose their environment freely: those of datasets have that of the dataset, slateq slates."""
+
+LINEAR = ("linucb", "lints")
+"""The algorithms that have a model of their own instead of a network."""
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +79,7 @@ def test_it_learns_from_images(name: str) -> None:
     assert is_action(result.policy, result.policy.act(image))
 
 
-@pytest.mark.parametrize("name", ACTING)
+@pytest.mark.parametrize("name", [name for name in ACTING if name not in LINEAR])
 def test_it_trains_a_network_of_a_users_own(name: str) -> None:
     own = OwnMemory if find_algorithm(name).config.network in RECURRENT else OwnNetwork
     small = small_settings(name, network=own)

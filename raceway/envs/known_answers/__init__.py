@@ -9,6 +9,8 @@ Each class computes its answer, and an episode depends on its seed alone.
     memory              TMaze, RepeatPrevious: the best return with and without memory
     bit_flipping        BitFlipping: the value of reaching a goal
     reach               Reach: the same with continuous actions
+    linear_bandit       LinearBandit: the mean reward of every arm, and the best
+    slates              Slates: the values of items and slates
 
 >>> import gymnasium
 >>> env = gymnasium.make("raceway/Chain-v0", num_states=4)
@@ -22,10 +24,12 @@ import gymnasium as gym
 
 from raceway.envs.known_answers.bit_flipping import BitFlipping
 from raceway.envs.known_answers.finite_states import Chain, Endless
+from raceway.envs.known_answers.linear_bandit import LinearBandit
 from raceway.envs.known_answers.linear_quadratic import LinearQuadratic
 from raceway.envs.known_answers.memory import RepeatPrevious, TMaze
 from raceway.envs.known_answers.one_step import Coin, Identity, SoftBandit
 from raceway.envs.known_answers.reach import Reach
+from raceway.envs.known_answers.slates import Slates
 
 __all__ = [
     "BitFlipping",
@@ -33,9 +37,11 @@ __all__ = [
     "Coin",
     "Endless",
     "Identity",
+    "LinearBandit",
     "LinearQuadratic",
     "Reach",
     "RepeatPrevious",
+    "Slates",
     "SoftBandit",
     "TMaze",
 ]
@@ -43,5 +49,7 @@ __all__ = [
 _TIME_LIMITS = {Chain: 100, LinearQuadratic: 20, Reach: 20}  # the other environments end their episodes themselves
 
 # With a prefix, because users have environments of names such as Chain themselves.
-for _env in (BitFlipping, Chain, Coin, Endless, Identity, LinearQuadratic, Reach, RepeatPrevious, SoftBandit, TMaze):
+_ENVS = (BitFlipping, Chain, Coin, Endless, Identity, LinearBandit, LinearQuadratic, Reach, RepeatPrevious, Slates,
+         SoftBandit, TMaze)  # fmt: skip
+for _env in _ENVS:
     gym.register(f"raceway/{_env.__name__}-v0", f"{__name__}:{_env.__name__}", max_episode_steps=_TIME_LIMITS.get(_env))
