@@ -137,9 +137,10 @@ class ReplayConfig(AlgorithmConfig):
     @property
     def replay_settings(self) -> ReplaySettings:
         """Settings of the replay buffer."""
-        sizes = {"capacity": self.buffer_size, "batch_size": self.batch_size}
-        sizes["batches_per_sample"] = self.updates_per_sample
-        return ReplaySettings(**sizes, stacked=self.stacked_frames, seed=self.seed)
+        return ReplaySettings(
+            capacity=self.buffer_size, batch_size=self.batch_size, batches_per_sample=self.updates_per_sample,
+            stacked=self.stacked_frames, seed=self.seed,
+        )  # fmt: skip
 
     @property
     def limits(self) -> list[RateLimit]:
