@@ -15,7 +15,7 @@ from raceway.ops.batches import (
     ConcatFragments,
     StandardizeFields,
 )
-from raceway.ops.datasets import DatasetReader, DatasetSettings, parallel_dataset
+from raceway.ops.datasets import AddDiscounts, DatasetReader, DatasetSettings, parallel_dataset
 from raceway.ops.meta import FitBaseline, InnerAdapt, MetaUpdate
 from raceway.ops.q_returns import AddQLambdaReturns
 from raceway.ops.replay import (
@@ -43,6 +43,7 @@ from raceway.ops.weights import Fresh, UpdateWeights
 
 __all__ = [
     "AddAdvantages",
+    "AddDiscounts",
     "AddLogProbs",
     "AddProgress",
     "AddQLambdaReturns",

@@ -9,6 +9,7 @@ Each class computes its answer, and an episode depends on its seed alone.
     memory              TMaze, RepeatPrevious: the best return with and without memory
     bit_flipping        BitFlipping: the value of reaching a goal
     reach               Reach: the same with continuous actions
+    bait                Bait: an action that a dataset lacks, and that extrapolation overestimates
 
 >>> import gymnasium
 >>> env = gymnasium.make("raceway/Chain-v0", num_states=4)
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import gymnasium as gym
 
+from raceway.envs.known_answers.bait import Bait
 from raceway.envs.known_answers.bit_flipping import BitFlipping
 from raceway.envs.known_answers.finite_states import Chain, Endless
 from raceway.envs.known_answers.linear_quadratic import LinearQuadratic
@@ -28,6 +30,7 @@ from raceway.envs.known_answers.one_step import Coin, Identity, SoftBandit
 from raceway.envs.known_answers.reach import Reach
 
 __all__ = [
+    "Bait",
     "BitFlipping",
     "Chain",
     "Coin",
@@ -43,5 +46,6 @@ __all__ = [
 _TIME_LIMITS = {Chain: 100, LinearQuadratic: 20, Reach: 20}  # the other environments end their episodes themselves
 
 # With a prefix, because users have environments of names such as Chain themselves.
-for _env in (BitFlipping, Chain, Coin, Endless, Identity, LinearQuadratic, Reach, RepeatPrevious, SoftBandit, TMaze):
+_ENVS = (Bait, BitFlipping, Chain, Coin, Endless, Identity, LinearQuadratic, Reach, RepeatPrevious, SoftBandit, TMaze)
+for _env in _ENVS:
     gym.register(f"raceway/{_env.__name__}-v0", f"{__name__}:{_env.__name__}", max_episode_steps=_TIME_LIMITS.get(_env))
