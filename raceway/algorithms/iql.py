@@ -59,6 +59,7 @@ class ImplicitQ(Agent):
 def agent(spaces: Spaces, cfg: Config) -> ImplicitQ:
     """Return the untrained agent."""
     actor, critics = actor_and_critics(spaces, cfg, BoundedGaussian(spaces.action))
+    actor.unused_settings = {}  # V has hidden layers in any case
     return ImplicitQ(actor, critics=critics, value=value_network(actor.network_space, cfg.hidden or (), "relu"))
 
 

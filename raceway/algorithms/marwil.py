@@ -59,6 +59,7 @@ class Config(DatasetConfig):
 def agent(spaces: Spaces, cfg: Config) -> ActorCritic:
     """Return the untrained agent."""
     policy = actor(spaces, cfg).actor
+    policy.unused_settings = {}  # the critic has hidden layers in any case
     return ActorCritic(policy, value_network(policy.network_space, cfg.hidden or (), "relu"))
 
 

@@ -1,6 +1,7 @@
 """Learning from a dataset: losses by hand, isolated gradients, statistics of the dataset, and the bait."""
 
 import math
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,8 @@ from raceway.envs import Bait
 from raceway.rl import Batch
 from raceway.runs.recorder import Result
 from raceway.training.train import Training, resume, train
+from tests.catalogue.various_envs import OwnNetwork, Various
+from tests.recorded_episodes import record_random
 
 QUICK = {"engine": "inline", "hidden": (8,), "batch_size": 16, "progress": False, "save_seconds": 0}
 SPACES = Spaces(spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-2.0, 4.0, (2,), np.float32))
@@ -268,34 +271,66 @@ def test_the_targets_of_td3_bc_normalise_too(pendulum_dataset: str) -> None:
 # Runs.
 
 
-@pytest.mark.parametrize("name", ["marwil", "td3_bc"])
-def test_losses_with_statistics_of_the_batch_are_computed_at_once(name: str, pendulum_dataset: str) -> None:
-    """In several blocks of rows, they would be those of blocks."""
+@pytest.mark.parametrize("name", NAMES)
+def test_losses_are_compiled_and_those_with_statistics_of_the_batch_in_one_piece(
+    name: str, cartpole_dataset: str, pendulum_dataset: str
+) -> None:
+    """In several blocks of rows, the statistics would be those of blocks."""
     algorithm = find_algorithm(name)
+    data = cartpole_dataset if name == "discrete_cql" else pendulum_dataset
     settings = {"hidden": (128, 128), "batch_size": 300, "engine": "inline", "total_updates": 2}
-    training = Training(algorithm, algorithm.settings(dataset=pendulum_dataset, **settings))
+    training = Training(algorithm, algorithm.settings(dataset=data, **settings))
     with training.open_flow(run=True) as flow:
         list(flow.take(2))
     compiled = training.learner._compiled_losses
     assert compiled is not None
     assert compiled.refused == {}
-    whole, other = ("critic", "actor") if name == "marwil" else ("actor", "critics")
-    assert compiled.num_blocks(whole) == [1]
-    assert compiled.num_blocks(other) == [3]
+    blocks = {objective: compiled.num_blocks(objective) for objective in training.learner.objectives}
+    whole = {"marwil": "critic", "td3_bc": "actor"}.get(name)
+    assert blocks == {objective: [1 if objective in (whole, "temperature") else 3] for objective in blocks}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_resumes_exactly_in_mid_epoch(name: str, cartpole_dataset: str, pendulum_dataset: str) -> None:
     data = cartpole_dataset if name == "discrete_cql" else pendulum_dataset
-    settings = {"total_updates": 9, "lr_end": 0.0, "eval_every": 4, "eval_episodes": 1}
-    if name == "cql":
-        settings["num_actions"] = 2
+    settings: dict[str, Any] = {"total_updates": 9, "lr_end": 0.0, "eval_every": 4, "eval_episodes": 1}
+    settings |= {"num_actions": 2} if name == "cql" else {}
     whole = run(name, data, run_dir="whole", **settings)
     first = run(name, data, run_dir="parts", iterations=5, **settings)
     assert first.metrics[-1]["dataset/epoch"] % 1 > 0
     resumed = resume("parts", iterations=None, progress=False).summary
     assert (resumed["resumed_at"], resumed["updates"]) == (5, 9)
     assert resumed["state_sha256"] == whole.summary["state_sha256"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", ["nested", "images", "own network"])
+def test_observations_and_networks_of_other_kinds(name: str, kind: str) -> None:
+    """An image has many numbers, none of which are normalised."""
+    env_kwargs = {"images": kind == "images", "continuous": name != "discrete_cql"}
+    data = record_random(Path("data"), Various(**env_kwargs), num_episodes=4)
+    settings: dict[str, Any] = {"env": Various, "env_kwargs": env_kwargs, "batch_size": 8, "total_updates": 3}
+    settings |= {"num_actions": 1} if name == "cql" else {}
+    settings |= {"network": OwnNetwork} if kind == "own network" else {}
+    settings |= {"hidden": ()} if (name, kind) == ("discrete_cql", "own network") else {}  # of no use to it
+    policy = run(name, str(data), **settings).policy
+    obs = open_dataset(data).rows(np.arange(2))["obs"]
+    for action in policy.act(obs):
+        assert policy.action_space.contains(action)
+
+
+def test_a_joined_dataset_is_read_from_other_directories(
+    cartpole_dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(cartpole_dataset, "one")
+    record_random(Path("two"), "CartPole-v1", num_episodes=3)
+    settings = {"run_dir": str(tmp_path / "run"), "num_shards": 2}
+    whole = run("marwil", "one,two", **{**settings, "run_dir": "whole"}, total_updates=6)
+    run("marwil", "one,two", **settings, total_updates=6, iterations=3)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    resumed = resume(tmp_path / "run", iterations=None, engine="process", num_workers=2, progress=False)
+    assert resumed.summary["state_sha256"] == whole.summary["state_sha256"]
 
 
 # The bait.
