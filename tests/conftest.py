@@ -123,6 +123,14 @@ def pendulum_dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
+def dataset_for(cartpole_dataset: str, pendulum_dataset: str) -> Callable[[str], str]:
+    """Return the dataset that an algorithm can learn from, by the algorithm's name."""
+    from raceway.algorithms import find_algorithm
+
+    return lambda name: cartpole_dataset if "discrete" in find_algorithm(name).actions else pendulum_dataset
+
+
+@pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
     """Start one local Ray for all tests that need it."""
     from raceway.engine.ray.cluster import RayCluster

@@ -1,4 +1,4 @@
-"""TD3+BC: TD3 from a dataset, with a policy that is drawn to the actions of the dataset.
+"""TD3+BC: TD3 from a dataset, with a policy that is regularised towards the dataset's actions.
 
 Paper: Fujimoto and Gu 2021, https://arxiv.org/abs/2106.06860
 

@@ -128,7 +128,7 @@ class DatasetReader:
 
 
 class AddDiscounts:
-    """Add the column `discount` to minibatches of a dataset: γ, or 0 after termination. A truncated episode goes on.
+    """Add the column `discount` to minibatches of a dataset: γ, or 0 after termination, not truncation.
 
     Args:
         gamma: the discount γ.

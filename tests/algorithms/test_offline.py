@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -273,13 +274,12 @@ def test_the_targets_of_td3_bc_normalise_too(pendulum_dataset: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_losses_are_compiled_and_those_with_statistics_of_the_batch_in_one_piece(
-    name: str, cartpole_dataset: str, pendulum_dataset: str
+    name: str, dataset_for: Callable[[str], str]
 ) -> None:
     """In several blocks of rows, the statistics would be those of blocks."""
     algorithm = find_algorithm(name)
-    data = cartpole_dataset if name == "discrete_cql" else pendulum_dataset
     settings = {"hidden": (128, 128), "batch_size": 300, "engine": "inline", "total_updates": 2}
-    training = Training(algorithm, algorithm.settings(dataset=data, **settings))
+    training = Training(algorithm, algorithm.settings(dataset=dataset_for(name), **settings))
     with training.open_flow(run=True) as flow:
         list(flow.take(2))
     compiled = training.learner._compiled_losses
@@ -291,8 +291,8 @@ def test_losses_are_compiled_and_those_with_statistics_of_the_batch_in_one_piece
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_run_resumes_exactly_in_mid_epoch(name: str, cartpole_dataset: str, pendulum_dataset: str) -> None:
-    data = cartpole_dataset if name == "discrete_cql" else pendulum_dataset
+def test_a_run_resumes_exactly_in_mid_epoch(name: str, dataset_for: Callable[[str], str]) -> None:
+    data = dataset_for(name)
     settings: dict[str, Any] = {"total_updates": 9, "lr_end": 0.0, "eval_every": 4, "eval_episodes": 1}
     settings |= {"num_actions": 2} if name == "cql" else {}
     whole = run(name, data, run_dir="whole", **settings)
