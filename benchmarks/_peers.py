@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ NEEDS = {
     "rllib": ["ray[rllib]"],
     "sf": ["sample-factory"],
     "sbx": ["sbx-rl", "gymnasium[mujoco]"],
+    "d3rlpy": ["d3rlpy==2.8.1"],
     "sb3-images": ["stable-baselines3", "gymnasium[box2d]", "ale-py", "opencv-python-headless"],
 }
 CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"
@@ -53,12 +55,19 @@ def train_raceway(algorithm: str, *options: str) -> tuple[dict[str, Any], float]
     return run(sys.executable, "-m", "raceway", "train", algorithm, "--json", *options)
 
 
-def steady_rate(path: Path, warm_up: int = 100_000) -> float:
-    """Return the environment steps per second of a run after its warm-up."""
+def steady_rate(path: Path, warm_up: int = 100_000, steps: str = "time/total_timesteps") -> float:
+    """Return the environment steps per second of a run after its warm-up, or the rate of another count."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    steps, seconds = "time/total_timesteps", "time/time_elapsed"
+    seconds = "time/time_elapsed"
     first = next(row for row in rows if row[steps] >= warm_up)
     return (rows[-1][steps] - first[steps]) / (rows[-1][seconds] - first[seconds])
+
+
+def medians_of_ratios(ours: list[float], theirs: list[float]) -> dict[str, float]:
+    """Return the median ratio of runs side by side, the smallest one, and the medians of both sides."""
+    ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
+    both = {"raceway": statistics.median(ours), "other": statistics.median(theirs)}
+    return {"ratio": statistics.median(ratios), "smallest_ratio": min(ratios), **both}
 
 
 def matrix_multiply_flops(size: int = 256, times: int = 3000) -> float:

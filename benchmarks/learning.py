@@ -37,16 +37,39 @@ DETERMINISTIC_EPISODES = 50  # after training, where they decide
 
 
 @dataclass(frozen=True)
+class Recording:
+    """Episodes of the policy of a checkpoint."""
+
+    episodes: int
+    checkpoint: str | int = "best"
+    stochastic: bool = False
+
+
+@dataclass(frozen=True)
+class Data:
+    """Episodes of an algorithm, trained with its preset and the seed of the gate."""
+
+    algorithm: str
+    recordings: tuple[Recording, ...]
+    described: str
+    """What they are, for the page."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that are not those of the preset."""
+
+
+@dataclass(frozen=True)
 class Gate:
     """An algorithm, an environment, and the mean return to reach."""
 
     algorithm: str
     env: str
     bar: float
-    expert: str | None = None
-    """The algorithm that records a dataset to learn from, with its preset and the same seed."""
+    data: Data | None = None
+    """The dataset to learn from."""
     updates: int | None = None
     """Gradient steps of learning from a dataset."""
+    above_bc: float | None = None
+    """By how much the return has to be above that of bc on the same dataset, with as many updates."""
     network: str | None = None
     """The network, if it is not that of the preset."""
     deterministic: bool = False
@@ -75,11 +98,32 @@ class Gate:
             return "regret"
         return "success_rate" if self.success else "deterministic_return" if self.deterministic else "mean_return"
 
-    def passes(self, mean: float) -> bool:
-        """Whether a mean return passes."""
-        return mean < self.bar if self.below else mean >= self.bar
+    def passes(self, mean: float, cloned: float | None = None) -> bool:
+        """Whether a mean return passes, beside that of bc if there is one."""
+        above = cloned is None or mean - cloned >= (self.above_bc or 0)
+        return mean < self.bar if self.below else mean >= self.bar and above
 
 
+EXPERT = Data("ppo", (Recording(50),), "50 episodes of the greedy policy")
+MIXED = Data(
+    "ppo",
+    (Recording(10), Recording(300, 8192)),
+    "10 episodes of the best policy and 300 of one after 8,192 steps, both greedy",
+    {"save_every": 4096, "keep": 100, "save_seconds": 0.0},
+)
+REPLAY = Data(
+    "sac",
+    tuple(Recording(5, steps, stochastic=True) for steps in range(500, 10_001, 500)),
+    "5 sampled episodes after every 500 of 10,000 steps, from bad ones to good ones",
+    {
+        "hidden": (64, 64),
+        "batch_size": 128,
+        "total_timesteps": 10_000,
+        "save_every": 500,
+        "keep": 100,
+        "save_seconds": 0,
+    },
+)
 BITS_15 = {"env_kwargs": {"num_bits": 15}, "total_timesteps": 50_000}
 GATES = [
     Gate("ppo", "cartpole", 475),
@@ -121,7 +165,11 @@ GATES = [
     Gate("redq", "pendulum", -200, deterministic=True, first_seed=10),
     Gate("crossq", "pendulum", -200, deterministic=True, first_seed=10),
     Gate("apex_ddpg", "pendulum", -200, deterministic=True, first_seed=10),
-    Gate("bc", "cartpole", 450, expert="ppo", updates=2000, first_seed=10),
+    Gate("bc", "cartpole", 450, data=EXPERT, updates=2000, first_seed=10),
+    Gate("marwil", "cartpole", 350, data=MIXED, updates=2000, above_bc=50, first_seed=10),
+    Gate("cql", "pendulum", -300, data=REPLAY, updates=10_000, above_bc=50, first_seed=10),
+    Gate("iql", "pendulum", -300, data=REPLAY, updates=10_000, above_bc=50, first_seed=10),
+    Gate("td3_bc", "pendulum", -300, data=REPLAY, updates=10_000, above_bc=50, first_seed=10),
     Gate("dqn", "bitflipping", 0.95, success=True, deterministic=True, first_seed=10, variant="8 bits"),
     Gate(
         "dqn", "bitflipping", 0.95, success=True, deterministic=True, first_seed=10, variant="15 bits", settings=BITS_15
@@ -152,26 +200,44 @@ GATES = [
     Gate("ppo", "cartpole-positions", 450, deterministic=True, first_seed=10),
     Gate("ppo", "cartpole-positions", 100, network="mlp", deterministic=True, below=True, first_seed=10),
 ]
-RECORDED_EPISODES = CLONE_EPISODES = 50  # recorded by an expert, and of the evaluation of its clone
+EVALUATED_EPISODES = 50  # of a policy that learnt from a dataset
 
 
-def clone(gate: Gate, seed: int) -> dict[str, Any]:
-    """Train an expert, record its episodes, learn from them, and return the measurements."""
+def record_data(data: Data, folder: str, shared: Mapping[str, Any]) -> tuple[str, float, int]:
+    """Train what records the dataset of a gate, and return the dataset, its mean return and its number of steps."""
+    train(data.algorithm, run_dir=f"{folder}/expert", **shared, **data.settings)
+    parts = [
+        record(
+            f"{folder}/expert", f"{folder}/data-{index}", num_episodes=each.episodes, checkpoint=each.checkpoint,
+            seed=index, deterministic=not each.stochastic,
+        )
+        for index, each in enumerate(data.recordings)
+    ]  # fmt: skip
+    returns = np.concatenate([part.returns() for part in parts])
+    return ",".join(part.name for part in parts), float(returns.mean()), sum(part.num_steps for part in parts)
+
+
+def learn_from_data(gate: Gate, data: Data, seed: int) -> dict[str, Any]:
+    """Record a dataset, learn from it, also with bc if it has to be better, and return the measurements."""
     with tempfile.TemporaryDirectory() as folder:
         shared = {"env": gate.env, "seed": seed, "progress": False}
-        train(str(gate.expert), run_dir=f"{folder}/expert", **shared)
-        dataset = record(f"{folder}/expert", num_episodes=RECORDED_EPISODES, seed=0)
-        result = train(
-            gate.algorithm, dataset=f"{folder}/expert", total_updates=gate.updates, run_dir=f"{folder}/run",
-            eval_every=max(1, (gate.updates or 0) // 10), **shared,
-        )  # fmt: skip
-        curve, expert_return = learning_curve(result.metrics), float(dataset.returns().mean())
-    evaluation = result.policy.evaluate(CLONE_EPISODES, seed=1)  # other episodes than the expert's
+        dataset, data_return, num_steps = record_data(data, folder, shared)
+        shared |= {"dataset": dataset, "total_updates": gate.updates}
+        eval_every = max(1, (gate.updates or 0) // 10)
+        settings = {"run_dir": f"{folder}/run", "eval_every": eval_every, **gate.settings}
+        result = train(gate.algorithm, **shared, **settings)
+        curve = learning_curve(result.metrics)
+        cloned = {}
+        if gate.above_bc is not None:
+            policy = train("bc", run_dir=f"{folder}/bc", **shared).policy
+            cloned = {"bc_return": policy.evaluate(EVALUATED_EPISODES, seed=1).mean_return}
+    evaluation = result.policy.evaluate(EVALUATED_EPISODES, seed=1)  # other episodes than those of the dataset
     return {
         "seed": seed,
         "mean_return": evaluation.mean_return,
-        "expert_return": expert_return,
-        "recorded_steps": dataset.num_steps,
+        **cloned,
+        "expert_return": data_return,
+        "recorded_steps": num_steps,
         "timesteps": result.summary["updates"],
         "seconds": round(result.summary["train_seconds"], 2),
         "num_workers": result.summary["num_workers"],
@@ -189,8 +255,8 @@ def regret_share(result: Any) -> float:
 
 def learn(gate: Gate, seed: int) -> dict[str, Any]:
     """Train once and return the measurements."""
-    if gate.expert is not None:
-        return clone(gate, seed)
+    if gate.data is not None:
+        return learn_from_data(gate, gate.data, seed)
     with tempfile.TemporaryDirectory() as folder:
         settings = {"env": gate.env, "seed": seed, "run_dir": f"{folder}/run", "progress": False, **gate.settings}
         if gate.regret:
@@ -233,9 +299,13 @@ def measure(gate: Gate, seeds: int, report: Report) -> None:
         "seconds": float(np.mean([run["seconds"] for run in runs])),
         "load": os.getloadavg()[0],
     }
-    if gate.expert is not None:
+    if gate.data is not None:
         measured["expert"] = [round(run["expert_return"], 1) for run in runs]
-    report.row(gate.name, f"{gate.bar:g}", gate.passes(mean), **measured)
+    cloned = None
+    if gate.above_bc is not None:
+        measured["bc"] = [round(run["bc_return"], 1) for run in runs]
+        cloned = float(np.mean([run["bc_return"] for run in runs]))
+    report.row(gate.name, f"{gate.bar:g}", gate.passes(mean, cloned), **measured)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     report.rows[-1] |= {
         "commit": commit.stdout.strip(),
@@ -306,6 +376,21 @@ def number(value: float) -> str:
     return f"{value:,.{digits}f}"
 
 
+def describe_data(gate: Gate, row: Mapping[str, Any], each: str) -> str:
+    """Return a paragraph about a row that learnt from a dataset, with the mean returns of that for each seed."""
+    assert gate.data is not None
+    text = (
+        f"{gate.name} learns from {gate.data.described}, of {gate.data.algorithm} that was trained with the same seed "
+        f"(mean returns {each}), for {gate.updates:,} updates. Its return is the mean of {EVALUATED_EPISODES} other "
+        f"episodes, greedy. Its settings were chosen with the seeds 0 to 2, and the row is of the seeds from "
+        f"{gate.first_seed}. Seconds are those of learning, with evaluations."
+    )
+    if "bc" in row:
+        returns = ", ".join(map(number, row["bc"]))
+        text += f" It has to be {gate.above_bc:g} above bc, which reaches {returns} on the same data."
+    return text.replace(" -", " −")
+
+
 def page(rows: list[dict[str, Any]]) -> str:
     """Return the page as Markdown."""
     gates = {gate.name: gate for gate in GATES}
@@ -335,7 +420,7 @@ def page(rows: list[dict[str, Any]]) -> str:
         unit = " updates" if "expert" in row else ""
         times = f"{row['steps']:,}{unit} | {row['seconds']:.1f} | {row['steps'] / row['seconds']:,.0f}"
         met = "ok" if row["met"] else "missed"
-        kind = "goals" if gate.success else "greedy" if gate.deterministic or gate.expert else "training"
+        kind = "goals" if gate.success else "greedy" if gate.deterministic or gate.data else "training"
         kind = "regret" if gate.regret else kind
         remark = ", ".join(part for part in (gate.network, gate.variant) if part)
         env = f"{gate.env} ({remark})" if remark else gate.env
@@ -347,13 +432,7 @@ def page(rows: list[dict[str, Any]]) -> str:
         if "expert" in row:
             gate = next(gate for gate in GATES if gate.name == row["what"])
             each = ", ".join(f"{value:,.1f}" for value in row["expert"])
-            lines += [
-                f"{gate.name} learns from {RECORDED_EPISODES} episodes of the greedy policy that {gate.expert} trained "
-                f"with its preset and the same seed (mean returns {each}), for {gate.updates:,} updates. Its return is "
-                f"the mean of {CLONE_EPISODES} other episodes, greedy. Its settings were chosen with the seeds 0 to 2, "
-                f"and the row is of the seeds from {gate.first_seed}. Seconds are those of learning, with evaluations.",
-                "",
-            ]
+            lines += [describe_data(gate, row, each), ""]
     lines += [f"![Return against environment steps, one panel per row](../images/{PLOT.name})", ""]
     return "\n".join(lines)
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from _harness import RESULTS, Report
-from _peers import PROGRAMS, matrix_multiply_flops, python_of, run, steady_rate, train_raceway
+from _peers import PROGRAMS, matrix_multiply_flops, medians_of_ratios, python_of, run, steady_rate, train_raceway
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks" / "offpolicy.md"
 PROGRAM = str(PROGRAMS / "offpolicy.py")
@@ -53,13 +53,6 @@ def raceway_rate(algorithm: str, warm_up: int, *options: str) -> float:
     with tempfile.TemporaryDirectory() as folder:
         train_raceway(algorithm, "--run-dir", f"{folder}/run", *options)
         return steady_rate(Path(folder, "run", "metrics.jsonl"), warm_up)
-
-
-def medians_of_ratios(ours: list[float], theirs: list[float]) -> dict[str, float]:
-    """Return the median ratio of runs side by side, the smallest one, and the medians of both sides."""
-    ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
-    both = {"raceway": statistics.median(ours), "other": statistics.median(theirs)}
-    return {"ratio": statistics.median(ratios), "smallest_ratio": min(ratios), **both}
 
 
 def rates(report: Report, peers: Path, runs: int) -> None:

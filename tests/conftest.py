@@ -114,6 +114,23 @@ def cartpole_dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
+def pendulum_dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A dataset of random episodes of Pendulum, 100 steps."""
+    from tests.recorded_episodes import record_random
+
+    path = tmp_path_factory.mktemp("datasets") / "pendulum"
+    return str(record_random(path, "Pendulum-v1", num_episodes=5, max_steps=20))
+
+
+@pytest.fixture(scope="session")
+def dataset_for(cartpole_dataset: str, pendulum_dataset: str) -> Callable[[str], str]:
+    """Return the dataset that an algorithm can learn from, by the algorithm's name."""
+    from raceway.algorithms import find_algorithm
+
+    return lambda name: cartpole_dataset if "discrete" in find_algorithm(name).actions else pendulum_dataset
+
+
+@pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
     """Start one local Ray for all tests that need it."""
     from raceway.engine.ray.cluster import RayCluster

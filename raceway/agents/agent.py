@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -106,6 +106,13 @@ class Agent(WeightsModule):
     def observe(self, rows: Batch) -> None:
         """Update the normalisers, if there are any, with a batch of tensors."""
         self.actor.observe(valid_rows(rows, "obs"))
+
+    def observe_dataset(self, batches: Iterable[Batch]) -> None:
+        """Learn what it has to know of a whole dataset before it is trained on that: by default nothing.
+
+        Args:
+            batches: the episodes of the dataset, which are read when they are used.
+        """
 
 
 class QAgent(Agent):

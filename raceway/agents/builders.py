@@ -136,9 +136,11 @@ def squashed_actor_and_critics(
     return actor_and_critics(spaces, cfg, SquashedGaussian(spaces.action), num, num_quantiles, **regularisation)
 
 
-def deterministic_actor_and_critics(spaces: Spaces, cfg: Any, num: int = 2) -> tuple[Policy, nn.Module]:
+def deterministic_actor_and_critics(
+    spaces: Spaces, cfg: Any, num: int = 2, *, normalise: bool = False
+) -> tuple[Policy, nn.Module]:
     """Return a deterministic policy, and critics; see `actor_and_critics`."""
-    return actor_and_critics(spaces, cfg, Deterministic(spaces.action), num)
+    return actor_and_critics(spaces, cfg, Deterministic(spaces.action), num, normalise=normalise)
 
 
 def actor_and_critics(
@@ -147,6 +149,8 @@ def actor_and_critics(
     distribution: Bounded,
     num: int = 2,
     num_quantiles: int | None = None,
+    *,
+    normalise: bool = False,
     **regularisation: Any,
 ) -> tuple[Policy, nn.Module]:
     """Return a policy of continuous actions, and critics Q(s, a), from (obs, action) to [E, N] or [E, N, K].
@@ -157,19 +161,28 @@ def actor_and_critics(
         distribution: the distribution of actions.
         num: the number of critics, unless a user's function returns others, of which there may be one if this is 1.
         num_quantiles: the number K of quantiles of the return that each critic estimates; None for its mean.
+        normalise: whether built-in networks normalise observations, by statistics that the agent has to observe.
         regularisation: `layer_norm` and `dropout` of the critics; see `QEnsemble`.
     """
     obs_space, _ = network_obs_space(spaces.observation)
     hidden = cfg.hidden or ()
     if isinstance(cfg.network, str):
         # Of the built-in networks, the one for discrete actions has a head without deviations of its own.
-        network = network_for(obs_space, Discrete(distribution.size), cfg.network, hidden)
+        network = network_for(obs_space, Discrete(distribution.head_size), cfg.network, hidden, normalise=normalise)
         policy = Policy(*spaces, network, distribution)
-        return policy, QEnsemble(obs_space, spaces.action, hidden, num, num_quantiles=num_quantiles, **regularisation)
+        critics = QEnsemble(
+            obs_space, spaces.action, hidden, num, num_quantiles=num_quantiles, normalise=normalise, **regularisation
+        )
+        if normalise and not critics.encoder.normalises:
+            reason = f"observations of {obs_space} have no numbers to normalise"
+            policy.unused_settings = _unused(cfg, reason, "normalise_obs")
+        return policy, critics
     # An algorithm with one critic would not train others.
-    network, *critics = custom_networks(obs_space, spaces.action, cfg.network, max_critics=1 if num == 1 else 16)
+    max_critics = 1 if num == 1 else 16
+    network, *own_critics = custom_networks(obs_space, spaces.action, cfg.network, max_critics=max_critics)
     policy = Policy(*spaces, network, distribution)
-    if not critics:
+    policy.unused_settings = _unused(cfg, "the network of your own gets observations as they are", "normalise_obs")
+    if not own_critics:
         options = {"num_quantiles": num_quantiles, "flatten_small_images": True, **regularisation}
         return policy, QEnsemble(obs_space, spaces.action, hidden, num, **options)
     if num_quantiles is not None:
@@ -181,8 +194,8 @@ def actor_and_critics(
             f"critics of your own would be without the {' and '.join(regularisation)} of this algorithm. Return the "
             "actor alone."
         )
-    policy.unused_settings = _unused(cfg, _CUSTOM, "hidden")
-    return policy, CriticList(obs_space, spaces.action, critics)
+    policy.unused_settings = {**policy.unused_settings, **_unused(cfg, _CUSTOM, "hidden")}
+    return policy, CriticList(obs_space, spaces.action, own_critics)
 
 
 def normalised_actor_and_critics(spaces: Spaces, cfg: Any) -> tuple[Policy, NormalisedCritics]:

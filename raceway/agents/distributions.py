@@ -230,6 +230,11 @@ class Bounded(Distribution):
 
     _name: ClassVar[str]
 
+    @property
+    def head_size(self) -> int:
+        """The number of outputs of a built-in network: all but those that are parameters of the policy."""
+        return self.size
+
     def scaled(self, squashed: Array) -> Array:
         """Return actions, [..., *shape], from numbers between -1 and 1, [..., num]."""
         return squashed.reshape(*squashed.shape[:-1], *self.shape) * self.scale + self.centre
@@ -238,6 +243,11 @@ class Bounded(Distribution):
         """Do the same in torch."""
         scale, centre = self._bounds(squashed.device)
         return squashed.reshape(*squashed.shape[:-1], *self.shape) * scale + centre
+
+    def unscaled_tensor(self, actions: Tensor) -> Tensor:
+        """Return numbers between -1 and 1, [N, num], from actions, [N, *shape]."""
+        scale, centre = self._bounds(actions.device)
+        return ((actions - centre) / scale).reshape(-1, self.num)
 
     def _bounds(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return the scale and the centre as tensors: copies, since arrays from another process are read-only."""
@@ -362,8 +372,7 @@ class SquashedGaussian(Bounded):
     def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
         means, logs = params.tensor_split([self.num], -1)
         logs = logs.clamp(*self.LOG_STD_RANGE)
-        scale, centre = self._bounds(params.device)
-        squashed = ((actions - centre) / scale).reshape(means.shape)
+        squashed = self.unscaled_tensor(actions).reshape(means.shape)
         limit = 1 - torch.finfo(squashed.dtype).eps
         values = squashed.clamp(-limit, limit).atanh()
         distance = (values - means) * (-logs).exp()
@@ -372,6 +381,46 @@ class SquashedGaussian(Bounded):
 
     def entropy(self, params: Tensor) -> Tensor:
         raise ConfigError("the entropy of a squashed Gaussian has no closed form. Estimate it from log-probabilities.")
+
+
+class BoundedGaussian(Bounded):
+    """Independent normal variables around tanh of the network's outputs, scaled to the bounds of a Box and clipped.
+
+    `params` are the outputs, then the logarithms of the standard deviations, which are limited to `LOG_STD_RANGE`. They
+    are parameters of the policy, the same for all observations. Log-probabilities are those before scaling. Unlike
+    those of a squashed Gaussian, they are finite for actions at the bounds, as datasets have them.
+    """
+
+    LOG_STD_RANGE = (-5.0, 2.0)
+    _name = "a bounded Gaussian"
+
+    def __init__(self, space: spaces.Space) -> None:
+        super().__init__(space)
+        self.size = 2 * self.num
+
+    @property
+    def head_size(self) -> int:
+        return self.num
+
+    def sample(self, params: Array, random: np.random.Generator) -> Array:
+        deviations = np.exp(np.clip(params[..., self.num :], *self.LOG_STD_RANGE))
+        noise = random.standard_normal(deviations.shape, np.float32)
+        return self.scaled(np.clip(np.tanh(params[..., : self.num]) + deviations * noise, -1, 1))
+
+    def mode(self, params: Array) -> Array:
+        return self.scaled(np.tanh(params[..., : self.num]))
+
+    def best_actions(self, params: Tensor) -> Tensor:
+        return self.scaled_tensor(params[..., : self.num].tanh())
+
+    def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
+        outputs, logs = params.tensor_split([self.num], -1)
+        logs = logs.clamp(*self.LOG_STD_RANGE)
+        distance = (self.unscaled_tensor(actions).reshape(outputs.shape) - outputs.tanh()) * (-logs).exp()
+        return -(0.5 * distance.square() + logs).sum(-1) - 0.5 * self.num * math.log(2 * math.pi)
+
+    def entropy(self, params: Tensor) -> Tensor:
+        raise ConfigError("the entropy of a Gaussian that is clipped has no closed form.")
 
 
 def _log_tanh_derivative(values: Tensor) -> Tensor:

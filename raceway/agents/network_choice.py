@@ -11,7 +11,7 @@ from typing import Any
 from gymnasium import spaces
 from torch import nn
 
-from raceway.agents.networks import mlp
+from raceway.agents.networks import Encoder, mlp
 from raceway.agents.recurrent import RecurrentNetwork
 from raceway.checks import check_choice
 from raceway.errors import ConfigError
@@ -33,6 +33,7 @@ def network_for(
     hidden: Sequence[int],
     *,
     layer_norm: bool = False,
+    normalise: bool = False,
 ) -> nn.Module:
     """Make a network: one of `NETWORKS`, or by a user's `function(observation_space, action_space)`.
 
@@ -42,10 +43,14 @@ def network_for(
         network: the name of a network, or the function.
         hidden: the widths of the hidden layers.
         layer_norm: whether the feed-forward network normalises the inputs of its activations.
+        normalise: whether it normalises observations.
     """
     if isinstance(network, str):
         make = NETWORKS[check_choice("network", network, NETWORKS)]
-        options = {"layer_norm": True} if layer_norm and network not in RECURRENT else {}
+        options: dict[str, Any] = {}
+        if network not in RECURRENT:
+            options |= {"layer_norm": True} if layer_norm else {}
+            options |= {"encoder": Encoder(observation_space, normalise=True)} if normalise else {}
         return make(observation_space, action_space, tuple(hidden), **options)
     return custom_networks(observation_space, action_space, network)[0]
 

@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from raceway.agents.distributions import Distribution, Gaussian, SquashedGaussian, distribution_for
+from raceway.agents.distributions import BoundedGaussian, Distribution, Gaussian, SquashedGaussian, distribution_for
 from raceway.agents.exploration import Explorer, Sample
 from raceway.agents.feature_actor import make_feature_actor
 from raceway.agents.network_checks import NUM_ROWS, example_rows, try_network
@@ -64,7 +64,8 @@ class Policy(WeightsModule):
         rows = example_rows(self.network_space)
         shape = try_network("actor", self.network, self._outputs_of_rows, rows, built_in=built_in)
         distribution = self.distribution
-        only_means = isinstance(distribution, (Gaussian, SquashedGaussian)) and shape == (NUM_ROWS, distribution.num)
+        has_deviations = isinstance(distribution, (Gaussian, SquashedGaussian, BoundedGaussian))
+        only_means = has_deviations and shape == (NUM_ROWS, distribution.num)  # type: ignore[attr-defined]
         if only_means:
             self.log_std = nn.Parameter(torch.zeros(distribution.num))  # type: ignore[attr-defined]
         elif shape != (NUM_ROWS, distribution.size):

@@ -25,16 +25,17 @@ class QEnsemble(nn.Module):
         num_quantiles: the number K of quantiles of the return that each critic estimates; None for its mean.
         layer_norm: whether the inputs of the activations are normalised.
         dropout: the probability with which a unit is dropped, in passes with a generator.
+        normalise: whether observations are normalised, by the statistics that its `encoder` observes.
         flatten_small_images: whether images too small for the convolutions are flattened.
     """
 
     def __init__(
         self, observation_space: spaces.Space, action_space: spaces.Space, hidden: Sequence[int], num: int = 2,
         *, num_quantiles: int | None = None, layer_norm: bool = False, dropout: float = 0.0,
-        flatten_small_images: bool = False,
+        normalise: bool = False, flatten_small_images: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.encoder = Encoder(observation_space, flatten_small_images=flatten_small_images)
+        self.encoder = Encoder(observation_space, normalise, flatten_small_images)
         size = self.encoder.size + math.prod(action_space.shape or ())
         self.members = Ensemble(num, [size, *hidden], num_quantiles, layer_norm=layer_norm, dropout=dropout)
 

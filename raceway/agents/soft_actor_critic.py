@@ -11,7 +11,7 @@ from raceway.agents.agent import Agent
 from raceway.agents.critics import CriticList
 from raceway.agents.q_ensembles import QEnsemble
 from raceway.agents.temperature import Temperature
-from raceway.rl import Batch, soft_value
+from raceway.rl import Batch, soft_value, tree_map
 
 
 class SoftActorCritic(Agent):
@@ -24,6 +24,13 @@ class SoftActorCritic(Agent):
         """Return Q(s, a) of every critic for the actions of a batch, [E, N]."""
         q_values: Tensor = self.critics(batch["obs"], batch["action"])
         return q_values
+
+    def q_values_of(self, obs: Any, actions: Tensor) -> Tensor:
+        """Return Q(s, aᵢ) of every critic for K actions in each state, [N, K, ...]: [E, N, K]."""
+        num = actions.shape[1]
+        rows = tree_map(lambda part: part[:, None].expand(-1, num, *part.shape[1:]).flatten(0, 1), obs)
+        q_values: Tensor = self.critics(rows, actions.flatten(0, 1))
+        return q_values.unflatten(-1, (-1, num))
 
     def soft_value(self, critics: nn.Module, obs: Any, random: torch.Generator) -> tuple[Tensor, Tensor]:
         """Return min Q(s, a) - α log π(a|s), [N], for an action a sampled from the policy; and log π(a|s), [N].

@@ -23,7 +23,7 @@ from raceway.ops import (
     RolloutSettings,
     replay_limits,
 )
-from raceway.settings.field_types import Called, Fraction, PositiveFloat, PositiveInt, Widths
+from raceway.settings.field_types import Called, Discount, Fraction, PositiveFloat, PositiveInt, Widths
 from raceway.settings.groups import INPUT, EpisodesConfig, RunConfig, UpdatesConfig
 
 
@@ -241,6 +241,9 @@ class ActorReplayConfig(ReplayConfig):
 class DatasetConfig(TrainingConfig, UpdatesConfig):
     """Settings of algorithms that learn from a dataset. The environment is for evaluation only."""
 
+    example_env: ClassVar[str] = "cartpole"
+    """The environment of a plan that is shown without a dataset."""
+
     iterations: PositiveInt | None = None
     """Number of training iterations, each of one minibatch."""
     env: Any = None
@@ -264,7 +267,8 @@ class DatasetConfig(TrainingConfig, UpdatesConfig):
     eval_every: PositiveInt | None = None
     """Evaluate the policy every N gradient steps, and keep the checkpoint of the best evaluation."""
     dataset: Annotated[str | Path | None, INPUT] = None
-    """Dataset: a folder, a run that has one, a .jsonl file, or the id of a Minari dataset."""
+    """Dataset: a folder, a run that has one, a .jsonl file, or the id of a Minari dataset; or several, separated by
+    commas."""
     batch_size: PositiveInt = 256
     """Steps of the dataset per gradient step."""
     learner_on: Annotated[Literal["driver", "thread", "actor"], Called("place of the learner")] = "driver"
@@ -365,3 +369,32 @@ class PerturbationConfig(TrainingConfig, EpisodesConfig, RunConfig):
     def num_iterations(self) -> int | None:
         """Maximum number of iterations, if they are limited."""
         return default_iterations(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransitionDatasetConfig(DatasetConfig):
+    """Settings of algorithms that learn Q-values from the transitions of a dataset."""
+
+    gamma: Discount = 0.99
+    """Discount factor γ."""
+    target_every: PositiveInt = 1
+    """Update the target networks every N gradient steps."""
+
+    @property
+    def reading(self) -> DatasetSettings:
+        """How the dataset is read: with the observations after steps."""
+        return dataclasses.replace(super().reading, next_obs=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorDatasetConfig(TransitionDatasetConfig):
+    """Settings of algorithms that learn a policy of continuous actions, and critics of its actions, from a dataset."""
+
+    example_env: ClassVar[str] = "pendulum"
+
+    hidden: Widths | None = (256, 256)
+    """Widths of the hidden layers, of the policy and of the critics."""
+    tau: Fraction = 0.005
+    """Share τ of the trained weights in each update of the target networks."""
+    learner_threads: PositiveInt = 2
+    """CPU threads of the learner. Does not affect the results of compiled losses."""

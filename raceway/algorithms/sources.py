@@ -14,11 +14,12 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from raceway.agents import Agent
 from raceway.datasets import Dataset, open_dataset
 from raceway.datasets.dataset import check_spaces
+from raceway.datasets.opening import absolute_source
 from raceway.engine.base import Actor
 from raceway.envs import EnvSettings, Slots
 from raceway.errors import ConfigError
@@ -38,7 +39,6 @@ from raceway.ops import (
 from raceway.ops.update_report import ReportUpdates
 from raceway.rl import Batch
 from raceway.rollouts.episode_reports import EpisodeCallbacks
-from raceway.settings.groups import EnvironmentChoice
 
 if TYPE_CHECKING:
     from raceway.algorithms.registry import Algorithm
@@ -86,6 +86,10 @@ class Source(ABC):
         """
 
     @abstractmethod
+    def show_data(self, agent: Agent) -> None:
+        """Let an untrained agent observe the data that it is going to be trained on, as far as there is some."""
+
+    @abstractmethod
     def worker(self, name: str) -> WorkerCall:
         """Return how a worker is created."""
 
@@ -120,6 +124,9 @@ class RolloutSource(Source):
         self.settings = dataclasses.replace(
             algorithm.rollouts(cfg, env), repeats_from_seed=slots.repeats_from_seed, episode_callbacks=callbacks
         )
+
+    def show_data(self, agent: Agent) -> None:
+        """Do nothing: rollouts are not collected yet."""
 
     def worker(self, name: str) -> WorkerCall:
         """Return how a rollout worker is created."""
@@ -164,23 +171,27 @@ class DatasetSource(Source):
         self._dataset: Dataset | None = None
         self._num_rows = 1
         if cfg.dataset is None:  # a plan can be shown without one
-            self.cfg = dataclasses.replace(cfg, env=EnvironmentChoice.env if cfg.env is None else cfg.env)
+            self.cfg = dataclasses.replace(cfg, env=cfg.example_env if cfg.env is None else cfg.env)
             return
         self._dataset = open_dataset(cfg.dataset)
         self._num_rows = self._dataset.num_steps
         found = {} if cfg.env is not None else _recorded_env(self._dataset)
-        path = Path(cfg.dataset).absolute()  # for workers and later resumes in other working directories
-        self.cfg = dataclasses.replace(cfg, **found, dataset=str(path) if path.exists() else str(cfg.dataset))
+        self.cfg = dataclasses.replace(cfg, **found, dataset=absolute_source(cfg.dataset))
 
     def prepare(
         self, algorithm: Algorithm, cfg: Any, env: EnvSettings, slots: Slots, callbacks: EpisodeCallbacks | None
     ) -> None:
         """Set the settings of the readers, after checking that the dataset has the spaces of the environment."""
         self.settings = cfg.reading
+        if self._dataset is not None:
+            check_spaces(self._dataset, slots.observation_space, slots.action_space)
+            self.settings.check_size(self._dataset)
+
+    def show_data(self, agent: Agent) -> None:
+        """Let the agent observe the dataset, which the source needs no longer."""
         dataset, self._dataset = self._dataset, None
         if dataset is not None:
-            check_spaces(dataset, slots.observation_space, slots.action_space)
-            self.settings.check_size(dataset)
+            agent.observe_dataset(dataset.batches())
 
     def worker(self, name: str) -> WorkerCall:
         """Return how a reader is created."""

@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="raceway inspect", description="Describe a dataset, after checking all of its files.", allow_abbrev=False,
         formatter_class=wide_help,
     )  # fmt: skip
-    text = "a folder, a .jsonl file, a run with a dataset, or the id of a Minari dataset"
+    text = "a folder, a .jsonl file, a run with a dataset, or the id of a Minari dataset; several, separated by commas"
     parser.add_argument("dataset", metavar="DATASET", help=text)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     return parser

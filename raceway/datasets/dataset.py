@@ -53,7 +53,8 @@ class Dataset:
     ) -> None:
         self.name, self.about, self.sha256 = name, dict(about), sha256
         self.observation_space, self.action_space = observation_space, action_space
-        self._parts = list(parts)
+        self.parts = list(parts)
+        """Its episodes, in order."""
         self._ends = np.cumsum([part.num_steps for part in parts])  # the row after the last of each part
         self._batches: dict[int, Batch] = {}
         self._returns: dict[tuple[int, float], Array] = {}
@@ -69,7 +70,7 @@ class Dataset:
     @property
     def num_episodes(self) -> int:
         """The number of episodes."""
-        return sum(part.num_episodes for part in self._parts)
+        return sum(part.num_episodes for part in self.parts)
 
     def lengths(self) -> Array:
         """Return the number of steps of each episode, [E]."""
@@ -81,9 +82,11 @@ class Dataset:
 
     def batches(self) -> Iterator[Batch]:
         """Yield all episodes, part by part: the columns of `rows`, and `length` and `final_obs` of each episode."""
-        return map(self._read, range(len(self._parts)))
+        return map(self._read, range(len(self.parts)))
 
-    def rows(self, index: Array, *, next_obs: bool = False, gamma: float | None = None) -> Batch:
+    def rows(
+        self, index: Array, *, next_obs: bool = False, gamma: float | None = None, final_obs: bool = False
+    ) -> Batch:
         """Return the rows with these numbers, [N]: `obs`, `action`, `reward`, `terminated` and `truncated`.
 
         Args:
@@ -92,25 +95,29 @@ class Dataset:
                 episode's own final observation.
             gamma: the discount γ of a column `return` to add: the discounted sum of the rewards from the step to the
                 end of its episode. After a truncation the rewards that would have followed are missing.
+            final_obs: whether to add what stands for them, with `gamma`: `final_obs`, the last observation of the
+                episode, and `final_discount`, γᵏ if k steps lead to it and truncation ended them, else 0.
         """
+        if final_obs and gamma is None:
+            raise ConfigError("the discount of the final observation is missing. Pass gamma.")
         index = np.asarray(index)
         if index.size and not (index.min() >= 0 and index.max() < self.num_steps):
             raise ConfigError(f"rows from {index.min()} to {index.max()} are not all in {self!r}")
         part_of_row = np.searchsorted(self._ends, index, side="right")
         numbers = np.unique(part_of_row).tolist() or [0]
         if len(numbers) == 1:
-            return self._part_rows(numbers[0], index, next_obs, gamma)
+            return self._part_rows(numbers[0], index, next_obs, gamma, final_obs)
         batch: Batch = {}
         for number in numbers:
             places = np.flatnonzero(part_of_row == number)
-            rows = self._part_rows(number, index[places], next_obs, gamma)
+            rows = self._part_rows(number, index[places], next_obs, gamma, final_obs)
             if not batch:
                 batch = tree_map(lambda column: np.empty((len(index), *column.shape[1:]), column.dtype), rows)
             tree_map(lambda column, values, places=places: column.__setitem__(places, values), batch, rows)
         return batch
 
-    def _part_rows(self, number: int, index: Array, next_obs: bool, gamma: float | None) -> Batch:
-        part, steps = self._read(number), index - (self._ends[number] - self._parts[number].num_steps)
+    def _part_rows(self, number: int, index: Array, next_obs: bool, gamma: float | None, final_obs: bool) -> Batch:
+        part, steps = self._read(number), index - (self._ends[number] - self.parts[number].num_steps)
         rows: Batch = {name: row_of(part[name], steps) for name in STEP_COLUMNS}
         if next_obs:
             last = rows["terminated"] | rows["truncated"]
@@ -125,12 +132,23 @@ class Dataset:
             if key not in self._returns:
                 self._returns[key] = discounted_returns(part["reward"], part["length"], gamma)
             rows["return"] = self._returns[key][steps]
+            if final_obs:
+                rows |= _final_columns(part, steps, gamma)
         return rows
 
     def _read(self, number: int) -> Batch:
         if number not in self._batches:
-            self._batches[number] = self._parts[number].read()
+            self._batches[number] = self.parts[number].read()
         return self._batches[number]
+
+
+def _final_columns(part: Batch, steps: Array, gamma: float) -> Batch:
+    """Return the last observation of the episode of every step, and its discount."""
+    ends = np.cumsum(part["length"])
+    episodes = np.searchsorted(ends, steps, side="right")
+    after = ends[episodes]  # the row after the last of the episode
+    discount = np.where(part["terminated"][after - 1], 0.0, gamma ** (after - steps)).astype(np.float32)
+    return {"final_obs": row_of(part["final_obs"], episodes), "final_discount": discount}
 
 
 def check_spaces(dataset: Dataset, observation_space: spaces.Space, action_space: spaces.Space) -> None:

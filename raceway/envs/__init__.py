@@ -3,6 +3,7 @@
 from raceway.envs.atari import Atari, AtariSettings
 from raceway.envs.env_vector import UNKNOWN_SLOT, Score, Slots, SteppedSlots
 from raceway.envs.known_answers import (
+    Bait,
     BitFlipping,
     Chain,
     Coin,
@@ -27,6 +28,7 @@ __all__ = [
     "UNKNOWN_SLOT",
     "Atari",
     "AtariSettings",
+    "Bait",
     "BitFlipping",
     "CartPolePositions",
     "CartPoleSlots",

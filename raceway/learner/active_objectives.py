@@ -42,6 +42,7 @@ class ActiveObjective:
         epsilon: float,
     ) -> None:
         self.name, self.loss, self.every = name, objective.loss, objective.every
+        self.whole_batch = objective.whole_batch
         self._asks_random = asks_random(objective.loss)
         parts = objective.parts if objective.parts is not None else None if name == _WHOLE else (name,)
         self.parameters = list(dict.fromkeys(agent.parameters_of(parts)))

@@ -115,7 +115,7 @@ class _CompiledLoss:
         self._samples_globally = may_sample_globally(agent, [loss])
         large = any(parameter.numel() >= _MIN_WEIGHTS for parameter in objective.parameters)
         blocks = split_rows(len(batch["action"]), BLOCK_ROWS if large else SMALL_BLOCK_ROWS)
-        has_rows = len({leaf.shape[:1] for _, leaf in _leaves(batch)}) == 1
+        has_rows = len({leaf.shape[:1] for _, leaf in _leaves(batch)}) == 1 and not objective.whole_batch
         self._set_blocks(batch, blocks if has_rows and len(blocks) > 1 else [slice(None)])
         if self._output.buffers and len(self.blocks) > 1:  # of all rows together
             self._set_blocks(batch, [slice(None)])

@@ -57,6 +57,8 @@ class Objective:
     """Maximum norm for gradient clipping."""
     options: dict[str, Any] | None = None
     """Further arguments of the optimiser, such as `betas` or `weight_decay`."""
+    whole_batch: bool = False
+    """Whether the loss has statistics of the batch, so that a compiled one may not be computed in blocks of rows."""
 
     def __post_init__(self) -> None:
         check_int("every", self.every)

@@ -17,7 +17,7 @@ from raceway.ops.batches import (
 )
 from raceway.ops.circular_batches import CircularBatches
 from raceway.ops.closed_form import FitOneStep
-from raceway.ops.datasets import DatasetReader, DatasetSettings, parallel_dataset
+from raceway.ops.datasets import AddDiscounts, DatasetReader, DatasetSettings, parallel_dataset
 from raceway.ops.meta import FitBaseline, InnerAdapt, MetaUpdate
 from raceway.ops.perturbations import (
     EstimateGradient,
@@ -51,6 +51,7 @@ from raceway.ops.weights import Fresh, UpdateWeights
 
 __all__ = [
     "AddAdvantages",
+    "AddDiscounts",
     "AddLogProbs",
     "AddProgress",
     "AddQLambdaReturns",

@@ -35,6 +35,8 @@ class DatasetSettings:
     """Whether minibatches have `next_obs`."""
     gamma: float | None = None
     """Discount γ of a column `return`, the return from each step to the end of its episode; None leaves it out."""
+    final_obs: bool = False
+    """Whether minibatches have `final_obs` and `final_discount`, to bootstrap returns of truncated episodes with."""
     num_epochs: int | None = None
     """Epochs after which the stream ends; None for no end."""
 
@@ -98,7 +100,9 @@ class DatasetReader:
             epoch, first = divmod(begin, len(rows))
             parts.append(self._order(shard.number, epoch, rows)[first : first + end - begin])
             begin += len(parts[-1])
-        return self.dataset.rows(np.concatenate(parts), next_obs=settings.next_obs, gamma=settings.gamma)
+        return self.dataset.rows(
+            np.concatenate(parts), next_obs=settings.next_obs, gamma=settings.gamma, final_obs=settings.final_obs
+        )
 
     def _order(self, shard: int, epoch: int, rows: range) -> Array:
         """Return the rows of a shard in the order of an epoch."""
@@ -121,6 +125,21 @@ class DatasetReader:
                     f"the stream of the dataset {self.dataset.name} cannot be continued: its {name} was {state[name]}, "
                     f"and is {current[name]} now. Use the same as before, or start a new run."
                 )
+
+
+class AddDiscounts:
+    """Add the column `discount` to minibatches of a dataset: γ, or 0 after termination, not truncation.
+
+    Args:
+        gamma: the discount γ.
+    """
+
+    def __init__(self, gamma: float) -> None:
+        self.gamma = gamma
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Return the batch with the column."""
+        return {**batch, "discount": np.where(batch["terminated"], np.float32(0), np.float32(self.gamma))}
 
 
 def rows_of_shard(num_rows: int, shard: int, num_shards: int) -> range:

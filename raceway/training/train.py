@@ -163,6 +163,7 @@ class Training:
         finally:
             slots.close()
         algorithm.check_memory(self.agent)
+        self.source.show_data(self.agent)
         if resume_point is None:
             unused, preset_only = self.agent.actor.unused_settings, lambda: algorithm.settings(env=cfg.env)
             check_settings_used(unused, cfg, self.setting_sources, preset_only)

@@ -9,6 +9,7 @@ from gymnasium import spaces
 from torch import Tensor, distributions
 
 from raceway.agents import Categorical, Gaussian, MultiCategorical, distribution_for
+from raceway.agents.distributions import BoundedGaussian
 from raceway.errors import ConfigError
 
 GRID = spaces.MultiDiscrete([[2, 3, 4], [5, 2, 3]], start=[[0, 1, -2], [7, 0, 0]])
@@ -208,3 +209,30 @@ def test_the_distribution_of_a_space(space: spaces.Space, kind: type, size: int)
 def test_unsupported_action_spaces_are_refused(space: spaces.Space) -> None:
     with pytest.raises(ConfigError, match=r"are not supported. Use Discrete"):
         distribution_for(space)
+
+
+def test_bounded_gaussian_equals_torchs_before_scaling() -> None:
+    """Bounds -2 to 4: actions are 1 + 3 times numbers around tanh of the outputs."""
+    distribution, params = BoundedGaussian(spaces.Box(-2.0, 4.0, (2,), np.float32)), random_params(7, 4)
+    params[0, 2:] = -9.0  # below the limit of -5
+    deviations = params[:, 2:].clamp(-5, 2).exp()
+    torch_distribution = distributions.Normal(params[:, :2].tanh(), deviations)
+    numbers = 2 * torch.rand(7, 2, generator=torch.Generator().manual_seed(1)) - 1
+    numbers[1] = torch.tensor([-1.0, 1.0])  # at the bounds
+    actions = 1 + 3 * numbers
+    assert_close(distribution.log_prob(params, actions), torch_distribution.log_prob(numbers).sum(-1))
+    assert distribution.log_prob(params, actions).isfinite().all()
+    assert_close(distribution.best_actions(params), 1 + 3 * params[:, :2].tanh())
+    np.testing.assert_allclose(distribution.mode(params.numpy()), distribution.best_actions(params), rtol=1e-5)
+    assert_close(distribution.scaled_tensor(distribution.unscaled_tensor(actions)), actions)
+    assert (distribution.size, distribution.head_size) == (4, 2)
+
+
+def test_samples_of_a_bounded_gaussian_are_clipped() -> None:
+    distribution = BoundedGaussian(spaces.Box(-2.0, 4.0, (1,), np.float32))
+    params = np.tile(np.array([[0.3, -1.0]], np.float32), (20_000, 1))
+    samples = distribution.sample(params, np.random.default_rng(0))
+    expected = np.clip(np.tanh(0.3) + np.exp(-1) * np.random.default_rng(1).standard_normal(100_000), -1, 1)
+    assert samples.mean() == pytest.approx(1 + 3 * expected.mean(), abs=0.03)
+    assert samples.std() == pytest.approx(3 * expected.std(), abs=0.03)
+    assert (samples.min(), samples.max()) == (-2, 4)

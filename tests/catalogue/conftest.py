@@ -1,4 +1,4 @@
-"""The dataset of algorithms that learn from one."""
+"""The datasets of algorithms that learn from one."""
 
 import pytest
 
@@ -6,5 +6,5 @@ from tests.catalogue import small_settings
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _dataset(cartpole_dataset: str) -> None:
-    small_settings.datasets["dataset"] = cartpole_dataset
+def _datasets(cartpole_dataset: str, pendulum_dataset: str) -> None:
+    small_settings.datasets |= {"discrete": cartpole_dataset, "box": pendulum_dataset}

@@ -14,7 +14,7 @@ SMALL: dict[str, Any] = {
     "num_minibatches": 2, "num_epochs": 2, "hidden": (8,), "critic_hidden": (8,),
     "learning_starts": 64, "batch_size": 16, "buffer_size": 200,
     "target_every": 3, "actor_every": 2, "steps_per_update": 8.0, "n_step": 2, "epsilon_steps": 200,
-    "learner_threads": 1, "total_updates": 10_000, "num_directions": 4,
+    "learner_threads": 1, "total_updates": 10_000, "num_directions": 4, "num_actions": 2,
 }  # fmt: skip
 """Settings, as far as an algorithm has them. Replay, targets and several shards are used within a few iterations."""
 OWN: dict[str, dict[str, Any]] = {"r2d2": {"sequence_steps": 12, "burn_in": 4}}
@@ -23,7 +23,7 @@ _FITTED = {"hidden", "max_grad_norm", "learner_threads"}
 UNUSED = {"crossq": {"target_every"}, "linucb": _FITTED, "lints": _FITTED}
 """Settings that an algorithm has from its family, and that have no effect."""
 datasets: dict[str, str] = {}
-"""The setting of algorithms that learn from a dataset, which tests make before they run."""
+"""Datasets that tests make before they run, of `discrete` and of `box` actions."""
 
 
 def small_settings(name: str, **settings: Any) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def small_settings(name: str, **settings: Any) -> dict[str, Any]:
     algorithm = find_algorithm(name)
     small: dict[str, Any] = {**SMALL, **OWN.get(name, {}), "env": algorithm.config.env}
     if algorithm.source is DatasetSource:
-        small |= datasets
+        small["dataset"] = datasets.get("discrete" if "discrete" in algorithm.actions else "box")
     elif not algorithm.needs_tasks:
         small["env_kwargs"] = {"max_episode_steps": 12}
     used = setting_names(name) - UNUSED.get(name, set())

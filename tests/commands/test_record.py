@@ -55,6 +55,16 @@ def test_the_default_is_a_dataset_in_the_run(run: Path, output: Output) -> None:
     assert output(inspect_command.run, str(run))[0] == f"dataset        {run / 'dataset'}"
 
 
+def test_checkpoints_are_recorded_and_described_together(run: Path, in_tmp_path: Path, output: Output) -> None:
+    for name, checkpoint in (("first", "0"), ("last", "latest")):
+        output(record_command.run, str(run), "--episodes", "3", "--dataset", name, "--checkpoint", checkpoint)
+    lines = output(inspect_command.run, "first,last")
+    assert lines[:2] == ["dataset        first,last", "recorded with  ppo on CartPole-v1, most likely actions"]
+    assert lines[2].startswith("episodes       6, of which")
+    histogram_of = [*open_dataset("first").returns(), *open_dataset("last").returns()]
+    assert lines[-len(histogram(histogram_of)) :] == [f"  {line}" for line in histogram(histogram_of)]
+
+
 def test_a_dataset_is_not_overwritten(run: Path, in_tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (in_tmp_path / "data").mkdir()
     assert main(["record", str(run), "--episodes", "1", "--dataset", "data"]) == 1

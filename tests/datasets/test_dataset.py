@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from raceway.datasets import check_spaces
+from raceway.datasets import check_spaces, open_dataset
 from raceway.errors import ConfigError
 from raceway.rl import concat, tree_map
 from tests.datasets.toy_data import PARTS, POINT, TURNS, episodes, write
@@ -56,6 +56,24 @@ def test_returns_from_each_step(tmp_path: Path) -> None:
     assert dataset.lengths().tolist() == [3, 2, 1]
     with pytest.raises(ConfigError, match=r"gamma must be a number from 0 to 1, not 1\.5"):
         dataset.rows(np.array([0]), gamma=1.5)
+
+
+def test_truncated_episodes_are_bootstrapped_with_their_final_observation(tmp_path: Path) -> None:
+    """Of 3, 2 and 1 steps; the second is truncated. The final observation is that of the step's own episode."""
+    batches = [episodes([3, -2]), episodes([1], 5)]
+    rows = write(tmp_path / "data", *batches).rows(np.array([5, 0, 3, 4, 2]), gamma=0.5, final_obs=True)
+    assert rows["final_discount"].tolist() == [0, 0, 0.25, 0.5, 0]
+    assert rows["final_discount"].dtype == np.float32
+    assert_same(rows["final_obs"], concat(batches)["final_obs"][[2, 0, 1, 1, 0]])
+    with pytest.raises(ConfigError, match="the discount of the final observation is missing"):
+        open_dataset(tmp_path / "data").rows(np.array([0]), final_obs=True)
+
+
+def test_a_step_that_terminates_and_truncates_is_not_bootstrapped(tmp_path: Path) -> None:
+    batch = episodes([2])
+    batch["truncated"] = batch["terminated"].copy()
+    rows = write(tmp_path / "data", batch).rows(np.arange(2), gamma=0.5, final_obs=True)
+    assert rows["final_discount"].tolist() == [0, 0]
 
 
 def test_rows_can_be_changed_and_the_dataset_cannot(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from raceway.datasets import open_dataset
-from raceway.errors import DatasetError
-from tests.datasets.toy_data import episodes, write
+from raceway.datasets import DatasetWriter, open_dataset
+from raceway.datasets.opening import absolute_source
+from raceway.errors import ConfigError, DatasetError
+from tests.datasets.toy_data import PARTS, POINT, TURNS, episodes, write
 
 
 def test_a_folder_its_index_or_a_run_with_a_dataset(tmp_path: Path) -> None:
@@ -30,3 +32,32 @@ def test_what_is_no_dataset_is_an_error(tmp_path: Path) -> None:
         open_dataset(file)
     with pytest.raises(DatasetError, match=r"nothing: there is no such file or directory\. Record a dataset"):
         open_dataset(tmp_path / "nothing")
+
+
+def test_several_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    one, other = write(Path("one"), episodes([3, -2])), write(Path("other"), episodes([1], 5), episodes([2], 6))
+    joined = open_dataset("one, other")
+    assert (joined.name, joined.num_episodes, joined.num_steps) == ("one,other", 4, 8)
+    assert joined.returns().tolist() == [*one.returns(), *other.returns()]
+    assert joined.rows(np.arange(8))["reward"].tolist() == list(range(8))
+    assert joined.about == one.about
+    assert len({joined.sha256, one.sha256, other.sha256, open_dataset("other,one").sha256}) == 4
+    assert joined.sha256 == open_dataset(absolute_source("one,other")).sha256
+    assert absolute_source("one,D4RL/pen/human-v2") == f"{tmp_path / 'one'},D4RL/pen/human-v2"
+
+
+def test_a_comma_may_be_part_of_a_name(tmp_path: Path) -> None:
+    write(tmp_path / "a,b", episodes([3]))
+    assert open_dataset(tmp_path / "a,b").num_episodes == 1
+
+
+def test_only_datasets_of_one_environment_are_joined(tmp_path: Path) -> None:
+    write(tmp_path / "one", episodes([3]))
+    write(tmp_path / "other", episodes([3], action_space=PARTS), action_space=PARTS)
+    with DatasetWriter(tmp_path / "elsewhere", POINT, TURNS, {"env": "Other-v0"}) as writer:
+        writer.add(episodes([3]))
+    with pytest.raises(ConfigError, match=r"one and .*other cannot be joined: the action space of the one is"):
+        open_dataset(f"{tmp_path / 'one'},{tmp_path / 'other'}")
+    with pytest.raises(ConfigError, match="different environments, Other-v0 and Toy-v0, cannot be joined"):
+        open_dataset(f"{tmp_path / 'one'},{tmp_path / 'elsewhere'}")

@@ -1,6 +1,7 @@
 """docs/metrics.md lists every metric that an algorithm writes, and the algorithms that write it."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,10 +28,10 @@ def is_written_by(algorithm: str, writers: str) -> bool:
 
 @pytest.mark.parametrize("name", algorithm_names())
 def test_every_metric_is_documented(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cartpole_dataset: str
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dataset_for: Callable[[str], str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    result = train(name, iterations=12, **small_settings(name, max_grad_norm=1.0, dataset=cartpole_dataset))
+    result = train(name, iterations=12, **small_settings(name, max_grad_norm=1.0, dataset=dataset_for(name)))
     written = {key for row in result.metrics for key in row} - {"returns", "counts"}
     documented = documented_metrics()
     assert any(re.fullmatch("train/(.+_)?loss", key) for key in written), "the run was too short for a gradient step"

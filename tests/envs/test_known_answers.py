@@ -27,6 +27,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("Chain", {"random_start": True}),
     ("Endless", {"ending": "terminated", "show_remaining": True}),
     ("Endless", {"ending": "terminated", "continuous": True}),
+    ("Bait", {"continuous": True}),
     ("LinearQuadratic", {"dynamics": [[1.0, 0.1], [0.0, 1.0]], "control": [[0.0], [1.0]], "noise": 0.1}),
 ]
 GAMMAS = [0.0, 0.5, 0.9, 0.99]
@@ -511,3 +512,20 @@ def test_rewards_of_reach_are_those_of_its_steps() -> None:
     assert set(rewards) == {-1, 0}
     assert np.array_equal(env.compute_reward(achieved, desired, {}), rewards)
     assert [info["is_success"] for *_, info in steps] == [reward == 0 for reward in rewards]
+
+
+# Bait.
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_the_bait_is_never_in_the_data_and_its_reward_is_not_what_the_data_suggest(continuous: bool) -> None:
+    env, random = envs.Bait(continuous), np.random.default_rng(0)
+    for seed in range(50):
+        obs, _ = env.reset(seed=seed)
+        action = env.data_action(obs, random)
+        assert not env.is_bait(obs, action)
+        assert env.step(action)[1] == env.extrapolated_value(obs, action)
+        best = np.ones(1, np.float32) if continuous else 1
+        if env.is_bait(obs, best):
+            assert env.step(best)[1] == -1
+            assert env.extrapolated_value(obs, best) > env.extrapolated_value(obs, action)

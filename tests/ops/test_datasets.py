@@ -13,7 +13,7 @@ import pytest
 from raceway.engine.base import Actor, Engine
 from raceway.errors import ConfigError, DatasetError, OperatorError, RacewayError
 from raceway.flow import Iter, Shard, StreamEnd
-from raceway.ops import DatasetReader, DatasetSettings, parallel_dataset
+from raceway.ops import AddDiscounts, DatasetReader, DatasetSettings, parallel_dataset
 from raceway.ops.datasets import rows_of_shard
 from raceway.rl import Batch
 from tests import conftest as above
@@ -196,3 +196,12 @@ def test_settings_are_checked(data: str) -> None:
     reader = DatasetReader(DatasetSettings(path=data, num_shards=24))
     with pytest.raises(ConfigError, match=r"24 shards cannot share the 23 rows of .*data\. Use at most one shard per"):
         reader.sample(shard=Shard(0, 24, 0), number=0)
+
+
+def test_only_termination_ends_the_discount() -> None:
+    """A step within an episode, a truncated one, a terminated one, and one that is both."""
+    ended = {"terminated": np.array([False, False, True, True]), "truncated": np.array([False, True, False, True])}
+    batch = AddDiscounts(0.5)({"reward": np.ones(4, np.float32), **ended})
+    assert batch["discount"].tolist() == [0.5, 0.5, 0, 0]
+    assert batch["discount"].dtype == np.float32
+    assert list(batch) == ["reward", "terminated", "truncated", "discount"]

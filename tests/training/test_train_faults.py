@@ -230,12 +230,12 @@ def test_repeated_kills_lose_no_samples(algorithm: str, caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize("name", algorithm_names())
-def test_every_algorithm_survives_kills(name: str, cartpole_dataset: str) -> None:
+def test_every_algorithm_survives_kills(name: str, dataset_for: Callable[[str], str]) -> None:
     """Its summary counts the restarts; the last kill may come too late to be noticed."""
     algorithm, killer = find_algorithm(name), KillWorkers(3)
     fields = {field.name for field in dataclasses.fields(algorithm.config)}
     small = {"episodes_per_iter": 4, "num_minibatches": 2, "learning_starts": 32, "batch_size": 16, **SMALL}
-    small |= {"dataset": cartpole_dataset, "iterations": 14}
+    small |= {"dataset": dataset_for(name), "iterations": 14}
     small |= {"sequence_steps": 12, "burn_in": 4} if name == "r2d2" else {}
     settings = {setting: value for setting, value in small.items() if setting in fields - UNUSED.get(name, set())}
     result = train(name, env=algorithm.config.env, callbacks=[killer], **settings)

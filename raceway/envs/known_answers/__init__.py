@@ -11,6 +11,7 @@ Each class computes its answer, and an episode depends on its seed alone.
     reach               Reach: the same with continuous actions
     linear_bandit       LinearBandit: the mean reward of every arm, and the best
     slates              Slates: the values of items and slates
+    bait                Bait: an action that a dataset lacks, and that extrapolation overestimates
 
 >>> import gymnasium
 >>> env = gymnasium.make("raceway/Chain-v0", num_states=4)
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import gymnasium as gym
 
+from raceway.envs.known_answers.bait import Bait
 from raceway.envs.known_answers.bit_flipping import BitFlipping
 from raceway.envs.known_answers.finite_states import Chain, Endless
 from raceway.envs.known_answers.linear_bandit import LinearBandit
@@ -32,6 +34,7 @@ from raceway.envs.known_answers.reach import Reach
 from raceway.envs.known_answers.slates import Slates
 
 __all__ = [
+    "Bait",
     "BitFlipping",
     "Chain",
     "Coin",
@@ -49,7 +52,7 @@ __all__ = [
 _TIME_LIMITS = {Chain: 100, LinearQuadratic: 20, Reach: 20}  # the other environments end their episodes themselves
 
 # With a prefix, because users have environments of names such as Chain themselves.
-_ENVS = (BitFlipping, Chain, Coin, Endless, Identity, LinearBandit, LinearQuadratic, Reach, RepeatPrevious, Slates,
-         SoftBandit, TMaze)  # fmt: skip
+_ENVS = (Bait, BitFlipping, Chain, Coin, Endless, Identity, LinearBandit, LinearQuadratic, Reach, RepeatPrevious,
+         Slates, SoftBandit, TMaze)  # fmt: skip
 for _env in _ENVS:
     gym.register(f"raceway/{_env.__name__}-v0", f"{__name__}:{_env.__name__}", max_episode_steps=_TIME_LIMITS.get(_env))
