@@ -58,13 +58,15 @@ class Normaliser(nn.Module):
         return (self.var + 1e-8).sqrt()
 
     def observe(self, rows: Tensor) -> None:
-        """Update the statistics with vectors, [N, size]: mean and variance of two combined sets, Chan et al. 1979."""
+        """Update the statistics with vectors, [N, size]."""
         rows = rows.double()
-        num, before = len(rows), float(self.count)
-        if num == 0:
-            return
-        mean, var, total = rows.mean(0), rows.var(0, correction=0), before + num
-        delta = mean - self.mean
+        if len(rows):
+            self.merge(rows.mean(0), rows.var(0, correction=0), len(rows))
+
+    def merge(self, mean: Tensor, var: Tensor, num: float) -> None:
+        """Update the statistics with those of `num` vectors: two combined sets, Chan et al. 1979."""
+        before = float(self.count)
+        total, delta = before + num, mean - self.mean
         squares = before * self.var.double() + num * var + delta**2 * (before * num / total)
         self.mean += (delta * (num / total)).to(self.mean.dtype)
         self.var.copy_(squares / total)

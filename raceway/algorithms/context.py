@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from raceway.engine.base import Actor, Engine
+from raceway.errors import ConfigError
 from raceway.flow import Iter
 from raceway.learner.exploration import Exploration
-from raceway.ops import AddProgress, Learner, ReplaySettings, ReplayShard, UpdateWeights, parallel_replay
+from raceway.ops import AddProgress, AllReduce, Learner, ReplaySettings, ReplayShard, UpdateWeights, parallel_replay
 from raceway.rl import Batch
 
 
@@ -42,6 +43,15 @@ class Context:
     def weights(self, to: str = "all", every: int = 1) -> UpdateWeights:
         """Return the operator that sends weights to the workers; see `UpdateWeights`."""
         return UpdateWeights(self.learner, self.workers, to, every, self.policy, self.exploration)
+
+    def all_reduce(self) -> AllReduce:
+        """Return the operator that reduces the gradients of all shards; see `AllReduce`."""
+        if self.policy is not None:
+            raise ConfigError(
+                f"the policy {self.policy} cannot be trained on the workers, which several policies share. Use ppo, or "
+                "an environment with one agent."
+            )
+        return AllReduce(self.weights())
 
     def samples(self, shards: Sequence[Actor], *, synchronous: bool = False) -> Iter[Batch]:
         """Return the stream of samples from replay (see `parallel_replay`), with the progress of the run in each."""

@@ -129,7 +129,7 @@ class Learner:
                 objective.restore(self._restored["objectives"].pop(name))
 
     @property
-    def _whole_agent(self) -> ActiveObjective:
+    def whole_agent(self) -> ActiveObjective:
         """The objective that trains all parts with one optimiser, for gradients that are computed elsewhere."""
         self.prepare({WHOLE_AGENT: Objective(loss=_no_loss)})
         return self.objectives[WHOLE_AGENT]
@@ -137,7 +137,7 @@ class Learner:
     @property
     def optimiser(self) -> Any:
         """The optimiser of the whole agent, if there is one objective for all its parts."""
-        return self._whole_agent.optimiser
+        return self.whole_agent.optimiser
 
     def train(
         self,
@@ -169,7 +169,7 @@ class Learner:
         metrics, priorities = [], None
         episodes = layout_of(batch) is Layout.EPISODES
         generator = self.global_random.used_by(self.agent, [loss for _, loss in active])
-        with self._own_threads(in_blocks=self.compiled and not episodes), generator:
+        with self.own_threads(in_blocks=self.compiled and not episodes), generator:
             if episodes:
                 if list(objectives) != [WHOLE_AGENT]:
                     names = ", ".join(objectives)
@@ -184,7 +184,7 @@ class Learner:
             else:
                 rows = tensors_of(batch, self.device)
                 for _ in range(num_epochs):
-                    for minibatch in self._minibatches(rows, num_minibatches):
+                    for minibatch in minibatches(rows, num_minibatches, self.random):
                         update, priorities = self._update(active, minibatch)
                         metrics.append(update)
                 self.agent.observe(rows)
@@ -221,6 +221,14 @@ class Learner:
 
     def _minimise(self, objective: ActiveObjective, loss: Loss, minibatch: Batch) -> LossOutput:
         """Take a step for one objective, and return what its loss returned, with its metrics by their full names."""
+        output = self.compute_gradients(objective, loss, minibatch)
+        metrics = {**output.metrics, **objective.clip_and_step()}
+        for buffer, value in output.buffers:
+            buffer.copy_(value)
+        return output._replace(metrics=metrics)
+
+    def compute_gradients(self, objective: ActiveObjective, loss: Loss, minibatch: Batch) -> LossOutput:
+        """Set the gradients of an objective, and return what its loss returned, with its metrics by full names."""
         output = self._run_compiled(objective, loss, minibatch) if self.compiled else None
         if output is None:
             tape = Tape()
@@ -228,11 +236,7 @@ class Learner:
                 with use_tape(tape):
                     output = check_loss_output(objective.call(loss, self.agent, minibatch, self.random), objective.name)
                 tape.backward(output.value)
-        metrics = {objective.metric("loss"): float(output.value.detach()), **output.metrics}
-        metrics |= objective.clip_and_step()
-        for buffer, value in output.buffers:
-            buffer.copy_(value)
-        return output._replace(metrics=metrics)
+        return output._replace(metrics={objective.metric("loss"): float(output.value.detach()), **output.metrics})
 
     def _run_compiled(self, objective: ActiveObjective, loss: Loss, minibatch: Batch) -> LossOutput | None:
         """Compute a loss and its gradients by a compiled graph, or return None if it cannot be compiled."""
@@ -244,9 +248,9 @@ class Learner:
 
     def step(self, losses: Iterable[Callable[[], Any]]) -> Metrics:
         """Take one gradient step of the whole agent on the sum of some losses, computed one after the other."""
-        objective = self._whole_agent
+        objective = self.whole_agent
         objective.optimiser.zero_grad()
-        with self._own_threads():
+        with self.own_threads():
             metrics = backward(losses)
             metrics |= objective.clip_and_step()
         self.version += 1
@@ -254,7 +258,7 @@ class Learner:
 
     def apply(self, gradients: Weights, num_steps: int = 0) -> Metrics:
         """Take one gradient step with gradients of another process, computed from `num_steps` environment steps."""
-        objective = self._whole_agent
+        objective = self.whole_agent
         objective.optimiser.zero_grad()
         objective.set_lr(self.steps)
         self.steps += num_steps
@@ -263,6 +267,12 @@ class Learner:
                 parameter.grad.copy_(as_tensor(gradients[name]))  # type: ignore[union-attr]
         self.version += 1
         return objective.clip_and_step()
+
+    def count_steps(self, num_steps: int) -> None:
+        """Begin a batch of environment steps that are trained on elsewhere: set the learning rate, and count them."""
+        self.whole_agent.set_lr(self.steps)
+        self.steps_before = self.steps
+        self.steps += num_steps
 
     def publish(self) -> VersionedWeights | None:
         """Publish a copy of the current weights if the learner is remote, and return the latest published ones."""
@@ -329,29 +339,8 @@ class Learner:
         """Return the metric `policy_lag`: the number of gradient steps since a version of the weights."""
         return {} if version is None else {"policy_lag": self.version - version}
 
-    def _minibatches(self, rows: Batch, num: int) -> Iterator[Batch]:
-        if num == 1:
-            yield rows
-            return
-        by_segment = has_segments(rows)  # of which a recurrent network sees all steps together
-        total = len(rows["segment"] if by_segment else rows["action"])
-        if num > total and not by_segment:
-            raise ConfigError(
-                f"a batch of {total} steps cannot be split into {num} minibatches. Use fewer, or more steps."
-            )
-        order = torch.randperm(total, generator=self.random)
-        if by_segment:  # whose number depends on how many episodes end
-            yield from segment_minibatches(rows, order, min(num, total))
-            return
-        index = order.to(self.device)
-        # Once, so that minibatches are views. `column[index]` takes seven times as long for images.
-        shuffled = tree_map(lambda column: column.index_select(0, index), rows)
-        edges = [index * (total // num) + min(index, total % num) for index in range(num + 1)]
-        for first, end in pairwise(edges):
-            yield tree_map(lambda column, first=first, end=end: column[first:end], shuffled)
-
     @contextmanager
-    def _own_threads(self, in_blocks: bool = False) -> Iterator[None]:
+    def own_threads(self, in_blocks: bool = False) -> Iterator[None]:
         """Compute with the learner's threads: blocks of rows on each, or else each operation of torch on all."""
         in_blocks = (in_blocks or self._has_convolutions) and self.threads > 1 and fast_paths_enabled()
         before = torch.get_num_threads()
@@ -380,6 +369,34 @@ class HasLearner:
     def restore(self, state: Any) -> None:
         """Restore a state."""
         self.learner.restore(state)
+
+
+def minibatches(rows: Batch, num: int, random: torch.Generator) -> Iterator[Batch]:
+    """Yield the minibatches of a pass over a batch of tensors, in random order.
+
+    Args:
+        rows: the batch.
+        num: the number of minibatches; 1 is the batch as it is.
+        random: the generator.
+    """
+    if num == 1:
+        yield rows
+        return
+    by_segment = has_segments(rows)  # of which a recurrent network sees all steps together
+    column = rows["segment"] if by_segment else rows["action"]
+    total = len(column)
+    if num > total and not by_segment:
+        raise ConfigError(f"a batch of {total} steps cannot be split into {num} minibatches. Use fewer, or more steps.")
+    order = torch.randperm(total, generator=random)
+    if by_segment:  # whose number depends on how many episodes end
+        yield from segment_minibatches(rows, order, min(num, total))
+        return
+    index = order.to(column.device)
+    # Once, so that minibatches are views. `column[index]` takes seven times as long for images.
+    shuffled = tree_map(lambda column: column.index_select(0, index), rows)
+    edges = [index * (total // num) + min(index, total % num) for index in range(num + 1)]
+    for first, end in pairwise(edges):
+        yield tree_map(lambda column, first=first, end=end: column[first:end], shuffled)
 
 
 def segment_minibatches(rows: Batch, order: Tensor, num: int) -> Iterator[Batch]:

@@ -7,6 +7,7 @@ constants are part of its construction and are not saved.
 from raceway.learner.exploration import Exploration
 from raceway.learner.learner import Learner
 from raceway.learner.objectives import Loss, LossAndMetrics, LossOutput, Objective, Target
+from raceway.ops.all_reduce import AllReduce, MinibatchGradients
 from raceway.ops.batches import (
     AddAdvantages,
     AddLogProbs,
@@ -47,6 +48,7 @@ __all__ = [
     "AddProgress",
     "AddQLambdaReturns",
     "AddReturns",
+    "AllReduce",
     "ApplyGradients",
     "AverageGradients",
     "ComputeGradients",
@@ -69,6 +71,7 @@ __all__ = [
     "LossOutput",
     "MergeStats",
     "MetaUpdate",
+    "MinibatchGradients",
     "Objective",
     "ReplayCounts",
     "ReplaySettings",

@@ -30,6 +30,7 @@ from raceway.rl.batch import (
     without_episode_columns,
 )
 from raceway.rl.joint import joint
+from raceway.rl.moments import Moments
 from raceway.rl.returns import discounted_returns, episode_sums, standardise_episodes
 from raceway.rl.schedules import LinearSchedule
 from raceway.rl.segments import Segments, find_segments, sequence_segments
@@ -63,6 +64,7 @@ __all__ = [
     "Fragment",
     "Layout",
     "LinearSchedule",
+    "Moments",
     "Rows",
     "Segments",
     "VTrace",

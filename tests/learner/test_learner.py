@@ -14,7 +14,7 @@ from raceway.agents.networks import Encoder, mlp
 from raceway.algorithms import find_algorithm
 from raceway.autograd.tape import Tape, use_tape
 from raceway.errors import ConfigError
-from raceway.learner.learner import Learner
+from raceway.learner.learner import Learner, minibatches
 from raceway.rl import Batch
 from raceway.training.train import Training, train
 from tests.example_agents import example_actor_critic
@@ -144,8 +144,8 @@ def test_more_minibatches_than_steps_are_refused() -> None:
 
 def test_there_are_at_most_as_many_minibatches_as_sequences() -> None:
     rows = {"action": torch.arange(6), "segment": torch.tensor([4, 2]), "state": {}}
-    minibatches = list(Learner(example_agent(), 0.1)._minibatches(rows, 64))
-    assert sorted(minibatch["action"].tolist() for minibatch in minibatches) == [[0, 1, 2, 3], [4, 5]]
+    parts = minibatches(rows, 64, torch.Generator())
+    assert sorted(part["action"].tolist() for part in parts) == [[0, 1, 2, 3], [4, 5]]
 
 
 def test_the_critic_must_be_a_module() -> None:
