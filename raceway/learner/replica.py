@@ -14,6 +14,7 @@ from torch import nn
 from raceway.agents.agent import Agent
 from raceway.agents.networks import Normaliser
 from raceway.errors import ConfigError
+from raceway.learner.global_random import GlobalRandom
 from raceway.learner.learner import Learner
 from raceway.learner.objectives import Loss, Metrics
 from raceway.rl import Batch, Moments
@@ -54,19 +55,32 @@ class Replica:
 
     Args:
         learner: the learner.
+        loss: the loss that trains the whole agent: a function, as what it keeps would not be saved. None if the
+            replica computes no gradients.
     """
 
-    def __init__(self, learner: Learner) -> None:
-        self.learner = learner
+    def __init__(self, learner: Learner, loss: Loss | None = None) -> None:
+        self.learner, self.loss = learner, loss
         self.num_answers = 0
         """The number of answers so far. A rank whose contribution was not answered contributes to another round."""
         self.moments = Moments(0, 0.0, 0.0)
         """Those of the batch."""
 
-    def gradient(self, loss: Loss, minibatch: Batch) -> tuple[Array, Metrics]:
-        """Return the gradient of the loss of a minibatch, as one vector, and metrics. Nothing is changed by it."""
-        learner = self.learner
-        with learner.own_threads(in_blocks=learner.compiled):
+    @classmethod
+    def of(cls, make_learner: MakeLearner, loss: Loss, agent: Agent) -> Replica:
+        """Return the replica that trains an agent."""
+        return cls(make_learner(agent), loss)
+
+    def gradient(self, minibatch: Batch, random: GlobalRandom) -> tuple[Array, Metrics]:
+        """Return the gradient of the loss of a minibatch, as one vector, and metrics. No weights are changed.
+
+        Args:
+            minibatch: the minibatch.
+            random: torch's global generator, for networks that sample from it.
+        """
+        learner, loss = self.learner, self.loss
+        assert loss is not None
+        with learner.own_threads(in_blocks=learner.compiled), random.used_by(learner.agent, [loss]):
             output = learner.compute_gradients(learner.whole_agent, loss, minibatch)
         if output.buffers:
             raise ConfigError("buffers that a loss returns are set by TrainOneStep, and not where gradients are summed")

@@ -16,8 +16,9 @@ other ranks still contribute gradients. Such a round has no answer, from which t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,7 @@ from raceway.engine.base import Actor, Future
 from raceway.errors import ActorError, FlowError
 from raceway.flow import Envelope, Shard, injected, send_msg
 from raceway.learner.global_random import GlobalRandom
-from raceway.learner.learner import Learner, mean_metrics, minibatches, tensors_of
-from raceway.learner.loss_state import restore_loss, state_of_loss
+from raceway.learner.learner import mean_metrics, minibatches, tensors_of
 from raceway.learner.objectives import Loss, Metrics
 from raceway.learner.replica import MakeLearner, Reduced, Replica, Statistics, statistics_of
 from raceway.ops.report import TrainStats
@@ -74,7 +74,7 @@ class MinibatchGradients:
     not answered, it is repeated; a batch of which a gradient is not answered ends with it.
 
     Args:
-        loss: the loss, for the whole agent.
+        loss: the loss, for the whole agent: a function.
         make_learner: makes the learner that the shards of a worker share.
         num_epochs: passes over each batch.
         num_minibatches: minibatches of a pass.
@@ -92,7 +92,7 @@ class MinibatchGradients:
         standardise: str = "advantage",
         check_every: int = 1,
     ) -> None:
-        self.loss, self.make_learner, self.standardise = loss, make_learner, standardise
+        self.make_replica, self.standardise = partial(Replica.of, make_learner, loss), standardise
         self.num_epochs, self.num_minibatches, self.check_every = num_epochs, num_minibatches, check_every
         self.num_batches = 0
         self._random: torch.Generator | None = None
@@ -105,7 +105,7 @@ class MinibatchGradients:
         if self._random is None:
             self._seed(int(shard.generator(int(Purpose.LEARNER)).integers(2**62)))
         for batch in batches:
-            replica: Replica = actor.replica(self.make_learner)
+            replica: Replica = actor.replica(self.make_replica)
             yield from self._begin(batch, replica)
             columns = {**batch, self.standardise: replica.moments.standardise(batch[self.standardise])}
             for contribution in self._gradients(tensors_of(columns), replica):
@@ -131,8 +131,7 @@ class MinibatchGradients:
         for number, minibatch in enumerate(self._minibatches(rows), 1):
             gradient, num_rows = None, 0
             if minibatch is not None:
-                with self._global_random.used_by(replica.learner.agent, [self.loss]):
-                    gradient, latest = replica.gradient(self.loss, minibatch)
+                gradient, latest = replica.gradient(minibatch, self._global_random)
                 num_rows = len(minibatch[self.standardise])
                 metrics.append(latest)
             last = mean_metrics(metrics) if number == total else None
@@ -157,13 +156,11 @@ class MinibatchGradients:
             "num_batches": self.num_batches,
             "random": None if self._random is None else self._random.get_state().numpy().copy(),
             "global_random": self._global_random.state,
-            "loss": state_of_loss(self.loss),
         }
 
     def restore(self, state: Any) -> None:
         """Restore a state."""
         self.num_batches = state["num_batches"]
-        restore_loss(self.loss, state["loss"])
         if state["random"] is not None:
             self._seed(0)
             self._random.set_state(torch.from_numpy(np.array(state["random"])))  # type: ignore[union-attr]

@@ -14,7 +14,7 @@ from raceway.agents.modes import acting_mode
 from raceway.engine.base import Actor
 from raceway.envs import EnvSettings, Slots, assign_tasks, make_slots
 from raceway.flow import ParIter, Shard, create, injected
-from raceway.learner.replica import MakeLearner, Reduced, Replica
+from raceway.learner.replica import Reduced, Replica
 from raceway.rl import Batch
 from raceway.rl.seeding import Purpose, derive_seed
 from raceway.rollouts.collector import Collector
@@ -101,10 +101,10 @@ class RolloutWorker:
         """Set separate weights for each shard, until the next `set_weights`."""
         self._shard_weights = weights
 
-    def replica(self, make_learner: MakeLearner) -> Replica:
+    def replica(self, make_replica: Callable[[Agent], Replica]) -> Replica:
         """Return the replica that takes the gradient steps of this worker, on the agent that acts."""
         if self._replica is None:
-            self._replica = Replica(make_learner(self.agent))
+            self._replica = make_replica(self.agent)
             if self._learner_state is not None:
                 self._replica.learner.restore(self._learner_state)
                 self._learner_state = None
