@@ -26,7 +26,7 @@ import torch
 
 from raceway.engine.base import Actor, Future
 from raceway.errors import ActorError, FlowError
-from raceway.flow import Envelope, Shard, injected, send_msg
+from raceway.flow import Envelope, Shard, injected, send_msg, send_msg_to_all
 from raceway.learner.global_random import GlobalRandom
 from raceway.learner.learner import mean_metrics, minibatches, tensors_of
 from raceway.learner.objectives import Loss, Metrics
@@ -224,9 +224,8 @@ class AllReduce:
         for error in [future.exception() for future in self._sent if future.done()]:
             if error is not None and not isinstance(error, ActorError):  # a dead worker gets the state when it restarts
                 raise error
-        workers, version = self.weights.workers, self.learner.version + (reduced.gradient is not None)
-        shared = workers[0].engine.put(reduced)
-        self._sent = [send_msg(worker, "receive", shared, version=version) for worker in workers]
+        version = self.learner.version + (reduced.gradient is not None)
+        self._sent = send_msg_to_all(self.weights.workers, "receive", reduced, version=version)
         return self._replica.receive(reduced)
 
     def _finish(self, metrics: Metrics) -> list[TrainStats]:
