@@ -49,4 +49,4 @@ class Moments(NamedTuple):
         """
         mean = self.total / max(self.count, 1)
         variance = max(self.squares / max(self.count, 1) - mean**2, 0.0)
-        return ((column - mean) / (variance**0.5 + epsilon)).astype(column.dtype)
+        return ((np.asarray(column, np.float64) - mean) / (variance**0.5 + epsilon)).astype(column.dtype)

@@ -18,7 +18,8 @@ from tests.training.saved_runs import assert_same_state
 
 SMALL: dict[str, Any] = {
     "env": "cartpole", "num_envs": 6, "num_shards": 3, "fragment_steps": 16, "hidden": (8,), "seed": 1, "lr": 1e-3,
-    "normalise_obs": True, "scale_rewards": True, "engine": "inline", "metrics_interval": 0.0, "progress": False,
+    "gamma": 0.98, "lam": 0.9, "normalise_obs": True, "scale_rewards": True, "engine": "inline",
+    "metrics_interval": 0.0, "progress": False,
 }  # fmt: skip
 
 

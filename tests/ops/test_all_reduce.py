@@ -165,7 +165,7 @@ def test_other_initial_weights_are_an_error() -> None:
     with make_engine("inline") as engine:
         group = Group(engine, check_every=1000)
         with torch.no_grad():
-            group.learner.agent.critic[0].weight[0, 0] += 1
+            next(group.learner.agent.critic.parameters())[0] += 1
         with pytest.raises(OperatorError, match=r"rank 0, on worker-0, has other weights than the learner after 0"):
             next(iter(group.plan))
 
