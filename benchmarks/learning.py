@@ -81,6 +81,7 @@ GATES = [
     Gate("a2c", "cartpole", 475),
     Gate("a3c", "cartpole", 475),
     Gate("impala", "cartpole", 475),
+    Gate("ddppo", "cartpole", 450, first_seed=10),
     Gate("dqn", "cartpole", 475, deterministic=True, first_seed=10),
     Gate("double_dqn", "cartpole", 475, deterministic=True, first_seed=10),
     Gate("simple_q", "cartpole", 195, deterministic=True, first_seed=10),

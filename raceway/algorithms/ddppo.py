@@ -6,8 +6,8 @@ Paper: Wijmans et al. 2019, https://arxiv.org/abs/1911.00357
        -> epochs of minibatch gradients -> mean over all shards -> Adam step     on every worker
        -> stats
 
-Differs from the paper: shards wait for one another's rollouts, which the paper cuts short for the slowest; the critic has
-layers of its own; no recurrent networks.
+Differs from the paper: shards wait for one another's rollouts, which the paper cuts short for the slowest; the critic
+has layers of its own; no recurrent networks.
 """
 
 from __future__ import annotations

@@ -48,6 +48,9 @@ class Config(ActorCriticConfig):
     """Queue size, in batches, of a learner on a thread or an actor."""
     max_lag: PositiveInt = 100
     """Maximum policy lag of a fragment, in gradient steps; older fragments are discarded."""
+    num_learners: PositiveInt = 1
+    """Learners: each batch is divided among as many actors, which compute its gradients. Affects the last bits of the
+    results."""
     lr: PositiveFloat = 6e-4
     """Learning rate."""
     max_grad_norm: PositiveFloat | None = 40.0
@@ -88,12 +91,13 @@ def loss(agent: ActorCritic, batch: Batch, cfg: Config) -> tuple[Tensor, dict[st
 @algorithm("impala", Config, agent=actor_critic, recurrent=True)
 def impala(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[TrainStats]:
     """Return the plan."""
-    weights = ctx.weights(to="senders")
+    weights, objective = ctx.weights(to="senders"), partial(loss, cfg=cfg)
+    train = TrainOneStep(ctx.learner, objective, members=ctx.members(cfg, objective))
     return (
         rollouts.for_each(AddLogProbs(cfg.gamma, cfg.scale_rewards))
         .gather_async(cfg.num_async)
         .filter(Fresh(weights, cfg.max_lag))
         .combine(ConcatFragments(cfg.batch_steps))
-        .for_each(TrainOneStep(ctx.learner, partial(loss, cfg=cfg)), **ctx.place(cfg.learner_on, cfg.learner_queue))
+        .for_each(train, **ctx.place(cfg.learner_on, cfg.learner_queue))
         .for_each(weights)
     )

@@ -45,6 +45,9 @@ class Config(ActorCriticConfig):
     """Clipping range ε of the probability ratio."""
     lam: Fraction = 0.95
     """Trace parameter λ of generalised advantage estimation."""
+    num_learners: PositiveInt = 1
+    """Learners: each minibatch is divided among as many actors, which compute its gradients. Affects the last bits of
+    the results."""
     adam_epsilon: PositiveFloat = 1e-5
     """Adam's epsilon."""
 
@@ -75,9 +78,11 @@ def loss(agent: ActorCritic, batch: Batch, cfg: Config) -> tuple[Tensor, dict[st
 @algorithm("ppo", Config, agent=actor_critic, recurrent=True)
 def ppo(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[TrainStats]:
     """Return the plan."""
+    objective = partial(loss, cfg=cfg)
     train = TrainOneStep(
-        ctx.learner, partial(loss, cfg=cfg), num_epochs=cfg.num_epochs, num_minibatches=cfg.num_minibatches
-    )
+        ctx.learner, objective, num_epochs=cfg.num_epochs, num_minibatches=cfg.num_minibatches,
+        members=ctx.members(cfg, objective),
+    )  # fmt: skip
     return (
         rollouts.for_each(AddAdvantages(cfg.gamma, cfg.lam, cfg.scale_rewards))
         .gather_sync()

@@ -38,6 +38,7 @@ from raceway.rl import (
 
 if TYPE_CHECKING:
     from raceway.learner.compiled_losses import CompiledLosses
+    from raceway.learner.members import Members
 
 VersionedWeights = tuple[int, Weights]
 """A version number, and the weights of that version."""
@@ -105,6 +106,7 @@ class Learner:
         self.targets: TargetNetworks | None = None
         self._restored: dict[str, Any] = {}  # states of objectives and targets that are not prepared yet
         self._published: VersionedWeights | None = None
+        self._members: Members | None = None  # that compute the gradients of the current batch
         self.compiled = compiled and device == "cpu" and fast_paths_enabled() and not agent.actor.recurrent
         self._compiled_losses: CompiledLosses | None = None
         # Other operations are so short that handing them over takes longer than torch's own threads do.
@@ -146,6 +148,7 @@ class Learner:
         num_epochs: int = 1,
         num_minibatches: int = 1,
         targets: Sequence[Target] = (),
+        members: Members | None = None,
     ) -> TrainingOutput:
         """Take a gradient step on every minibatch of every epoch, for every objective.
 
@@ -158,7 +161,9 @@ class Learner:
             num_epochs: passes over the batch.
             num_minibatches: minibatches of a pass.
             targets: the target networks that are updated after each step.
+            members: compute the gradients, of a loss that trains the whole agent, instead of this process.
         """
+        self._members = members
         if not isinstance(objectives, Mapping):
             objectives = {WHOLE_AGENT: Objective(loss=objectives)}
         self.prepare(objectives, targets)
@@ -221,8 +226,13 @@ class Learner:
 
     def _minimise(self, objective: ActiveObjective, loss: Loss, minibatch: Batch) -> LossOutput:
         """Take a step for one objective, and return what its loss returned, with its metrics by their full names."""
-        output = self.compute_gradients(objective, loss, minibatch)
-        metrics = {**output.metrics, **objective.clip_and_step()}
+        if self._members is not None:
+            metrics = self._members.compute_gradients(self, objective, minibatch)
+            output = LossOutput(torch.tensor(metrics["loss"]))
+        else:
+            output = self.compute_gradients(objective, loss, minibatch)
+            metrics = output.metrics
+        metrics = {**metrics, **objective.clip_and_step()}
         for buffer, value in output.buffers:
             buffer.copy_(value)
         return output._replace(metrics=metrics)

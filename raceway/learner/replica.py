@@ -105,6 +105,20 @@ class Replica:
         return metrics
 
 
+def mean_gradient(parts: Sequence[tuple[Array | None, int]]) -> Array | None:
+    """Return Σₖ nₖ gₖ / Σₖ nₖ, added in the order k, of gradients and their numbers of rows; None without any.
+
+    >>> mean_gradient([(np.array([1.0, 3.0]), 2), (None, 0), (np.array([4.0, 0.0]), 1)]).tolist()
+    [2.0, 2.0]
+    """
+    total, num_rows = None, sum(num for _, num in parts)
+    for gradient, num in parts:
+        if gradient is not None:
+            weighted = gradient * np.float32(num)
+            total = weighted if total is None else np.add(total, weighted, out=total)
+    return None if total is None else np.divide(total, np.float32(num_rows), out=total)
+
+
 def statistics_of(agent: Agent, rows: Batch) -> Statistics:
     """Return what the normalisers of an agent would observe of a batch of tensors. They are not changed."""
     with _blank_normalisers(agent) as normalisers:

@@ -30,7 +30,7 @@ from raceway.flow import Envelope, Shard, injected, send_msg, send_msg_to_all
 from raceway.learner.global_random import GlobalRandom
 from raceway.learner.learner import mean_metrics, minibatches, tensors_of
 from raceway.learner.objectives import Loss, Metrics
-from raceway.learner.replica import MakeLearner, Reduced, Replica, Statistics, statistics_of
+from raceway.learner.replica import MakeLearner, Reduced, Replica, Statistics, mean_gradient, statistics_of
 from raceway.ops.report import TrainStats
 from raceway.ops.weights import WeightSender
 from raceway.rl import Batch, Moments, Rows
@@ -181,6 +181,7 @@ class AllReduce:
         self._replica = Replica(self.learner)
         self._batch: list[NewBatch] = []
         self._metrics: list[Metrics] = []
+        self._lag: Metrics = {}
         self._begun = 0.0
         self._sent: list[Future[Any]] = []
 
@@ -195,12 +196,14 @@ class AllReduce:
             return []
         last = all(part.metrics is not None for part in gradients)
         observed = [part.observed for part in self._batch] if last else []
-        reduced = Reduced(gradient=mean_gradient(gradients), lr=self.learner.optimiser.lr, observed=observed)
+        gradient = mean_gradient([(part.gradient, part.num_rows) for part in gradients])
+        reduced = Reduced(gradient=gradient, lr=self.learner.optimiser.lr, observed=observed)
         self._metrics.append(self._answer(reduced))
         return self._finish(mean_metrics([part.metrics for part in gradients if part.metrics])) if last else []
 
     def _begin(self, batch: list[NewBatch], envelope: Envelope) -> None:
         self._begun, self._metrics = time.perf_counter(), []
+        self._lag = self.learner.lag_metrics(envelope.version)
         self._check_weights(batch, envelope)
         self._batch = batch
         self.learner.count_steps(sum(part.stats.num_steps for part in batch))
@@ -215,8 +218,8 @@ class AllReduce:
                 raise FlowError(
                     f"rank {source.shard}, on {source.name}, has other weights than the learner after "
                     f"{self.learner.version} gradient steps: {str(found)[:12]} instead of {str(expected)[:12]}. All "
-                    "ranks must compute the same: use the same versions and the same kind of processor for all workers, "
-                    "and a network whose buffers do not change with the rows that it sees."
+                    "must compute the same: use the same versions and the same kind of processor for all workers, and "
+                    "a network whose buffers do not change with the rows that it sees."
                 )
 
     def _answer(self, reduced: Reduced) -> Metrics:
@@ -235,7 +238,8 @@ class AllReduce:
             return []
         stats = TrainStats.merge([part.stats for part in batch])
         stats.num_updates = len(self._metrics)
-        return [stats.add_metrics({**metrics, **mean_metrics(self._metrics)}, train=time.perf_counter() - self._begun)]
+        metrics = {**metrics, **mean_metrics(self._metrics), **self._lag}
+        return [stats.add_metrics(metrics, train=time.perf_counter() - self._begun)]
 
     def send_to(self, worker: Actor) -> list[Future[Any]]:
         """Send the current weights and the optimiser state to a worker that was restarted."""
@@ -249,13 +253,3 @@ class AllReduce:
         """Send all workers the state of the learner, which was restored before."""
         for worker in self.weights.workers:
             self._sent += self.send_to(worker)
-
-
-def mean_gradient(parts: Sequence[MinibatchGradient]) -> Array | None:
-    """Return Σₖ nₖ gₖ / Σₖ nₖ, added in the order of the ranks k: the gradient of all nₖ rows. None without rows."""
-    total, num_rows = None, sum(part.num_rows for part in parts)
-    for part in parts:
-        if part.gradient is not None:
-            weighted = part.gradient * np.float32(part.num_rows)
-            total = weighted if total is None else np.add(total, weighted, out=total)
-    return None if total is None else np.divide(total, np.float32(num_rows), out=total)

@@ -10,6 +10,7 @@ import pytest
 
 from raceway.algorithms import find_algorithm
 from raceway.errors import ConfigError, RacewayError
+from raceway.flow import injected
 from raceway.ops import AllReduce
 from raceway.ops.all_reduce import MinibatchGradient
 from raceway.training.train import make_training, resume, train
@@ -57,7 +58,7 @@ class Killer:
         self.rounds, self.kinds = rounds, list[list[bool]]()
         answer = AllReduce.__call__
 
-        def kill(all_reduce: AllReduce, round: Any, *, envelope: Any) -> Any:
+        def kill(all_reduce: AllReduce, round: Any, *, envelope: Any = injected) -> Any:
             stats = answer(all_reduce, round, envelope=envelope)
             self.kinds.append([isinstance(part, MinibatchGradient) for part in round])
             if len(self.kinds) in self.rounds:
@@ -65,7 +66,6 @@ class Killer:
                 os.kill(pid, signal.SIGKILL)
             return stats
 
-        kill.__signature__ = __import__("inspect").signature(answer)  # type: ignore[attr-defined]
         monkeypatch.setattr(AllReduce, "__call__", kill)
 
 
@@ -89,7 +89,7 @@ def test_a_worker_that_is_killed_gets_the_weights_and_the_optimiser(
 
 def test_a_worker_that_is_killed_too_often_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     Killer(monkeypatch, *range(1, 100))
-    with pytest.raises(RacewayError, match="shard 1 of create.* failed and the restart budget is used up"):
+    with pytest.raises(RacewayError, match=r"shard 1 of create.* failed and the restart budget is used up"):
         train("ddppo", **KILLED, iterations=20, max_restarts=2)
 
 

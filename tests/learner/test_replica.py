@@ -15,7 +15,7 @@ from raceway.autograd.fast_paths import without_fast_paths
 from raceway.learner.global_random import GlobalRandom
 from raceway.learner.learner import Learner
 from raceway.learner.objectives import LossOutput
-from raceway.learner.replica import Reduced, Replica, merge_statistics, statistics_of
+from raceway.learner.replica import Reduced, Replica, mean_gradient, merge_statistics, statistics_of
 from raceway.rl import Batch, Moments
 from tests.example_agents import example_actor_critic
 
@@ -88,3 +88,13 @@ def test_normalisers_observe_the_rows_of_all() -> None:
     for name in names:
         np.testing.assert_allclose(apart.weights()[name], together.weights()[name], rtol=1e-6, atol=1e-7)
     assert statistics_of(example_agent(), rows(3)) == {}
+
+
+def test_the_mean_is_weighted_by_rows_and_divided_once() -> None:
+    """(2 · 1 + 1 · 4) / 3 = 2 and (2 · 3 + 1 · 0) / 3 = 2; a part without rows adds nothing."""
+    parts = [(np.array([1.0, 3.0], np.float32), 2), (None, 0), (np.array([4.0, 0.0], np.float32), 1)]
+    mean = mean_gradient(parts)
+    assert mean is not None
+    assert (mean.dtype, mean.tolist()) == (np.float32, [2.0, 2.0])
+    np.testing.assert_array_equal(parts[0][0], [1.0, 3.0])
+    assert mean_gradient(parts[1:2]) is None
