@@ -20,7 +20,7 @@ from raceway.engine.base import Actor, Future, Message
 from raceway.errors import ActorError
 from raceway.learner.active_objectives import ActiveObjective
 from raceway.learner.global_random import GlobalRandom, may_sample_globally
-from raceway.learner.learner import Learner, segment_minibatches, tensors_of
+from raceway.learner.learner import Learner, mean_metrics, segment_minibatches, tensors_of
 from raceway.learner.objectives import Loss, Metrics
 from raceway.learner.replica import Array, MakeLearner, Replica, mean_gradient
 from raceway.rl import Batch, Layout, columns_with, has_segments, layout_of, tree_map
@@ -59,7 +59,7 @@ class Member:
         learner = self._replica.learner
         learner.agent.load(weights)
         gradient, metrics = self._replica.gradient(tensors_of(batch, learner.device), GlobalRandom(seed))
-        return gradient, {name: float(value) for name, value in metrics.items()}
+        return gradient, mean_metrics([metrics])
 
 
 class Members:

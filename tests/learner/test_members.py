@@ -21,7 +21,7 @@ from raceway.training.train import Training, train
 
 SETTINGS: dict[str, Any] = {
     "env": "cartpole", "num_envs": 6, "num_shards": 2, "fragment_steps": 8, "hidden": (8,), "seed": 1,
-    "engine": "inline", "metrics_interval": 0.0, "progress": False,
+    "engine": "inline", "metrics_interval": 0.0,
 }  # fmt: skip
 PPO: dict[str, Any] = {**SETTINGS, "num_epochs": 2, "num_minibatches": 3, "normalise_obs": True}
 
@@ -29,6 +29,12 @@ PPO: dict[str, Any] = {**SETTINGS, "num_epochs": 2, "num_minibatches": 3, "norma
 @pytest.fixture(autouse=True)
 def _in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+
+
+def summary(name: str, **settings: Any) -> dict[str, Any]:
+    """Train for three iterations, and return the summary."""
+    found: dict[str, Any] = train(name, iterations=3, progress=False, **settings).summary
+    return found
 
 
 # Parts.
@@ -119,22 +125,17 @@ def test_the_number_of_members_changes_only_the_rounding(name: str, settings: di
 
 
 def test_where_members_run_does_not_change_the_bytes() -> None:
-    places: list[dict[str, Any]] = [{}, {"engine": "process", "num_workers": 2}]
-    hashes = [
-        train("ppo", **{**PPO, **place}, num_learners=3, iterations=3).summary["state_sha256"] for place in places
-    ]
-    assert hashes[0] == hashes[1]
-    assert hashes[0] != train("ppo", **PPO, iterations=3).summary["state_sha256"]
+    places: list[dict[str, Any]] = [{"num_learners": 1}, {}, {"engine": "process", "num_workers": 2}]
+    alone, inline, in_processes = (
+        summary("ppo", **{**PPO, "num_learners": 3, **place})["state_sha256"] for place in places
+    )
+    assert alone != inline == in_processes
 
 
 def test_impala_has_members_on_a_thread_too() -> None:
-    hashes = [
-        train("impala", **SETTINGS, num_learners=2, batch_steps=48, iterations=3, learner_on=place).summary[
-            "iterations"
-        ]
-        for place in ("driver", "thread")
-    ]
-    assert hashes == [3, 3]
+    for place in ("driver", "thread"):
+        run = summary("impala", **SETTINGS, num_learners=2, batch_steps=48, learner_on=place)
+        assert run["iterations"] == 3
 
 
 def test_a_member_that_is_killed_is_restarted_and_called_again() -> None:
@@ -177,4 +178,4 @@ def test_members_are_part_of_the_plan() -> None:
 
 def test_a_learner_on_an_actor_has_no_members() -> None:
     with pytest.raises(ConfigError, match="num_learners 2 has the gradients computed by actors"):
-        train("impala", **SETTINGS, num_learners=2, learner_on="actor", iterations=1)
+        summary("impala", **SETTINGS, num_learners=2, learner_on="actor")
