@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,7 +53,7 @@ class Config(ActorCriticConfig):
     """Adam's epsilon."""
 
 
-def loss(agent: ActorCritic, batch: Batch, cfg: Config) -> tuple[Tensor, dict[str, Tensor]]:
+def loss(agent: ActorCritic, batch: Batch, cfg: Any) -> tuple[Tensor, dict[str, Tensor]]:
     """Return -min(ρ A, clip(ρ, 1 - ε, 1 + ε) A) + c₁ (V(s) - target)² - c₂ H(π(·|s)), averaged over the batch, [N].
 
     ρ = π/π_old is the probability ratio to the behaviour policy.

@@ -247,8 +247,9 @@ def send_msg_to_all(
     [0, 0]
     """
     _check_actors(actors)
-    for actor in actors if version is not None else ():
-        actor.notes["version"] = max(version, actor.notes.get("version", version))
+    if version is not None:
+        for actor in actors:
+            actor.notes["version"] = max(version, actor.notes.get("version", version))
     engine = actors[0].engine
     message = engine.message(deliver, (method, version, *args), kwargs)
     return [engine.send(actor, message) for actor in actors]

@@ -29,7 +29,7 @@ class Observed(NamedTuple):
 
     mean: Array
     var: Array
-    count: float
+    num: float
 
 
 Statistics = dict[str, Observed]
@@ -134,8 +134,9 @@ def merge_statistics(agent: Agent, parts: Sequence[Statistics]) -> None:
     """Update the normalisers of an agent with what they observed in several places, in this order."""
     normalisers = _normalisers(agent) if any(parts) else {}
     for part in parts:
-        for name, (mean, var, count) in part.items():
-            normalisers[name].merge(*(torch.from_numpy(np.array(array)).double() for array in (mean, var)), count)
+        for name, observed in part.items():
+            mean, var = (torch.from_numpy(np.array(array)).double() for array in observed[:2])
+            normalisers[name].merge(mean, var, observed.num)
 
 
 def _normalisers(agent: nn.Module) -> dict[str, Normaliser]:

@@ -13,7 +13,7 @@ Array = np.ndarray
 class Moments(NamedTuple):
     """The number of values xᵢ, Σ xᵢ and Σ xᵢ²."""
 
-    count: int
+    num: int
     total: float
     squares: float
 
@@ -22,7 +22,7 @@ class Moments(NamedTuple):
         """Return the moments of the values of an array.
 
         >>> Moments.of(np.array([1.0, 3.0]))
-        Moments(count=2, total=4.0, squares=10.0)
+        Moments(num=2, total=4.0, squares=10.0)
         """
         values = np.asarray(column, np.float64).ravel()
         return cls(values.size, float(values.sum()), float(values @ values))
@@ -32,12 +32,12 @@ class Moments(NamedTuple):
         """Return the moments of all values together, added in the order of the parts.
 
         >>> Moments.merge([Moments(2, 4.0, 10.0), Moments(1, 5.0, 25.0)])
-        Moments(count=3, total=9.0, squares=35.0)
+        Moments(num=3, total=9.0, squares=35.0)
         """
-        count, total, squares = 0, 0.0, 0.0
+        num, total, squares = 0, 0.0, 0.0
         for part in parts:
-            count, total, squares = count + part.count, total + part.total, squares + part.squares
-        return cls(count, total, squares)
+            num, total, squares = num + part.num, total + part.total, squares + part.squares
+        return cls(num, total, squares)
 
     def standardise(self, column: Array, epsilon: float = 1e-8) -> Array:
         """Return (x - mean) / (deviation + ε), by the mean and the standard deviation of these moments.
@@ -47,6 +47,6 @@ class Moments(NamedTuple):
         >>> Moments(2, 4.0, 10.0).standardise(np.array([1.0, 5.0]), epsilon=0.0).tolist()
         [-1.0, 3.0]
         """
-        mean = self.total / max(self.count, 1)
-        variance = max(self.squares / max(self.count, 1) - mean**2, 0.0)
+        mean = self.total / max(self.num, 1)
+        variance = max(self.squares / max(self.num, 1) - mean**2, 0.0)
         return ((np.asarray(column, np.float64) - mean) / (variance**0.5 + epsilon)).astype(column.dtype)
