@@ -132,6 +132,7 @@ GATES = [
     Gate("impala", "cartpole", 475),
     Gate("appo", "cartpole", 475, deterministic=True, first_seed=10),
     Gate("impact", "cartpole", 475, deterministic=True, first_seed=10),
+    Gate("ddppo", "cartpole", 450, first_seed=10),
     Gate("dqn", "cartpole", 475, deterministic=True, first_seed=10),
     Gate("double_dqn", "cartpole", 475, deterministic=True, first_seed=10),
     Gate("simple_q", "cartpole", 195, deterministic=True, first_seed=10),

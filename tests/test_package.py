@@ -34,6 +34,7 @@ FLOW_NAMES = [
     "create",
     "injected",
     "send_msg",
+    "send_msg_to_all",
     "union",
     "union_async",
 ]

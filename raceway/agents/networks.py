@@ -58,7 +58,7 @@ class Normaliser(nn.Module):
         return (self.var + 1e-8).sqrt()
 
     def observe(self, rows: Tensor) -> None:
-        """Update the statistics with vectors, [N, size]: mean and variance of two combined sets, Chan et al. 1979."""
+        """Update the statistics with vectors, [N, size]."""
         rows = rows.double()
         if len(rows):
             self.merge(len(rows), rows.mean(0), rows.var(0, correction=0))

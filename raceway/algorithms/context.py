@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from raceway.engine.base import Actor, Engine
+from raceway.errors import ConfigError
 from raceway.flow import Iter
 from raceway.learner.exploration import Exploration
-from raceway.ops import AddProgress, Learner, ReplaySettings, ReplayShard, UpdateWeights, parallel_replay
+from raceway.learner.members import Member, Members
+from raceway.ops import (
+    AddProgress,
+    AllReduce,
+    Learner,
+    Loss,
+    ReplaySettings,
+    ReplayShard,
+    UpdateWeights,
+    parallel_replay,
+)
 from raceway.rl import Batch
 
 
@@ -42,6 +54,33 @@ class Context:
     def weights(self, to: str = "all", every: int = 1) -> UpdateWeights:
         """Return the operator that sends weights to the workers; see `UpdateWeights`."""
         return UpdateWeights(self.learner, self.workers, to, every, self.policy, self.exploration)
+
+    def members(self, cfg: Any, loss: Loss) -> Members | None:
+        """Start the `cfg.num_learners` actors that compute the gradients of a loss, unless it is 1; see `Members`."""
+        if cfg.num_learners == 1:
+            return None
+        if getattr(cfg, "learner_on", "driver") == "actor":
+            raise ConfigError(
+                f"num_learners {cfg.num_learners} has the gradients computed by actors, which a learner on an actor "
+                "cannot call. Set learner_on to driver or thread."
+            )
+        arguments = cfg.learner, copy.deepcopy(self.learner.agent).to("cpu"), loss
+        resources = {"gpus": 1} if self.learner.device.startswith("cuda") else None
+        prefix = "" if self.policy is None else f"{self.policy}-"
+        actors = [
+            self.engine.spawn(Member, arguments, name=f"{prefix}learner-{index}", resources=resources)
+            for index in range(cfg.num_learners)
+        ]
+        return Members(actors, loss, self.failure_policy.get("deadline"))
+
+    def all_reduce(self) -> AllReduce:
+        """Return the operator that reduces the gradients of all shards; see `AllReduce`."""
+        if self.policy is not None:
+            raise ConfigError(
+                f"the policy {self.policy} cannot be trained on the workers, which several policies share. Use ppo, or "
+                "an environment with one agent."
+            )
+        return AllReduce(self.weights())
 
     def samples(self, shards: Sequence[Actor], *, synchronous: bool = False) -> Iter[Batch]:
         """Return the stream of samples from replay (see `parallel_replay`), with the progress of the run in each."""

@@ -33,6 +33,9 @@ from raceway.settings.field_types import PositiveFloat
 class Config(VTraceConfig):
     """Settings of IMPALA."""
 
+    num_learners: PositiveInt = 1
+    """Learners: each batch is divided among as many actors, which compute its gradients. Affects the last bits of the
+    results."""
     lr: PositiveFloat = 6e-4
     """Learning rate."""
     entropy_coef: float = 0.01
@@ -63,12 +66,13 @@ def loss(agent: ActorCritic, batch: Batch, cfg: Config) -> tuple[Tensor, dict[st
 @algorithm("impala", Config, agent=actor_critic, recurrent=True)
 def impala(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[TrainStats]:
     """Return the plan."""
-    weights = ctx.weights(to="senders")
+    weights, objective = ctx.weights(to="senders"), partial(loss, cfg=cfg)
+    train = TrainOneStep(ctx.learner, objective, members=ctx.members(cfg, objective))
     return (
         rollouts.for_each(AddLogProbs(cfg.gamma, cfg.scale_rewards))
         .gather_async(cfg.num_async)
         .filter(Fresh(weights, cfg.max_lag))
         .combine(ConcatFragments(cfg.batch_steps))
-        .for_each(TrainOneStep(ctx.learner, partial(loss, cfg=cfg)), **ctx.place(cfg.learner_on, cfg.learner_queue))
+        .for_each(train, **ctx.place(cfg.learner_on, cfg.learner_queue))
         .for_each(weights)
     )

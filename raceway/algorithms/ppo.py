@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,11 +46,14 @@ class Config(ActorCriticConfig):
     """Clipping range ε of the probability ratio."""
     lam: Fraction = 0.95
     """Trace parameter λ of generalised advantage estimation."""
+    num_learners: PositiveInt = 1
+    """Learners: each minibatch is divided among as many actors, which compute its gradients. Affects the last bits of
+    the results."""
     adam_epsilon: PositiveFloat = 1e-5
     """Adam's epsilon."""
 
 
-def loss(agent: ActorCritic, batch: Batch, cfg: Config) -> tuple[Tensor, dict[str, Tensor]]:
+def loss(agent: ActorCritic, batch: Batch, cfg: Any) -> tuple[Tensor, dict[str, Tensor]]:
     """Return -min(ρ A, clip(ρ, 1 - ε, 1 + ε) A) + c₁ (V(s) - target)² - c₂ H(π(·|s)), averaged over the batch, [N].
 
     ρ = π/π_old is the probability ratio to the behaviour policy.
@@ -75,9 +79,11 @@ def loss(agent: ActorCritic, batch: Batch, cfg: Config) -> tuple[Tensor, dict[st
 @algorithm("ppo", Config, agent=actor_critic, recurrent=True)
 def ppo(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[TrainStats]:
     """Return the plan."""
+    objective = partial(loss, cfg=cfg)
     train = TrainOneStep(
-        ctx.learner, partial(loss, cfg=cfg), num_epochs=cfg.num_epochs, num_minibatches=cfg.num_minibatches
-    )
+        ctx.learner, objective, num_epochs=cfg.num_epochs, num_minibatches=cfg.num_minibatches,
+        members=ctx.members(cfg, objective),
+    )  # fmt: skip
     return (
         rollouts.for_each(AddAdvantages(cfg.gamma, cfg.lam, cfg.scale_rewards))
         .gather_sync()

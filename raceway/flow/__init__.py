@@ -12,7 +12,7 @@ from raceway.deprecations import warn_renamed
 from raceway.flow._failures import Failures
 from raceway.flow._graph import Envelope, NotReady, Shard, Source, StreamEnd
 from raceway.flow._iter import Iter, union, union_async
-from raceway.flow._par_iter import ParIter, create, send_msg
+from raceway.flow._par_iter import ParIter, create, send_msg, send_msg_to_all
 from raceway.flow._run import Run
 from raceway.flow._shared_streams import SharedStream
 from raceway.flow.monitoring import Counters, Event
@@ -21,7 +21,7 @@ from raceway.injection import injected
 
 __all__ = [
     "Counters", "Envelope", "Event", "Failures", "Iter", "NotReady", "ParIter", "RateLimit", "Run", "Shard",
-    "SharedStream", "Source", "StreamEnd", "create", "injected", "send_msg", "union", "union_async",
+    "SharedStream", "Source", "StreamEnd", "create", "injected", "send_msg", "send_msg_to_all", "union", "union_async",
 ]  # fmt: skip
 
 

@@ -236,3 +236,20 @@ def send_msg(to: Actor | Source, method: str, *args: Any, version: int | None = 
     if version is not None:
         actor.notes["version"] = max(version, actor.notes.get("version", version))
     return actor.engine.send(actor, actor.engine.message(deliver, (method, version, *args), kwargs))
+
+
+def send_msg_to_all(
+    actors: Actors, method: str, *args: Any, version: int | None = None, **kwargs: Any
+) -> list[Future[Any]]:
+    """Call a method of several actors of one engine, like `send_msg`, with arguments that are encoded once.
+
+    >>> [reply.result() for reply in send_msg_to_all(actors, "sample")]
+    [0, 0]
+    """
+    _check_actors(actors)
+    if version is not None:
+        for actor in actors:
+            actor.notes["version"] = max(version, actor.notes.get("version", version))
+    engine = actors[0].engine
+    message = engine.message(deliver, (method, version, *args), kwargs)
+    return [engine.send(actor, message) for actor in actors]

@@ -50,6 +50,15 @@ class Adam:
         for vector in self.vectors:
             vector.zero_grad()
 
+    def gradient(self) -> Tensor:
+        """Return a copy of the gradients as one vector."""
+        return torch.cat([vector.gradient for vector in self.vectors])
+
+    def set_gradient(self, gradient: Tensor) -> None:
+        """Set the gradients to those of a vector that `gradient` returned."""
+        for vector, part in zip(self.vectors, gradient.split([len(each.values) for each in self.vectors]), strict=True):
+            vector.gradient.copy_(part)
+
     @torch.no_grad()
     def clip_grad_norm(self, max_norm: float) -> float:
         """Scale the gradients to a norm of at most `max_norm`, and return the norm before."""

@@ -38,6 +38,7 @@ from raceway.rl import (
 
 if TYPE_CHECKING:
     from raceway.learner.compiled_losses import CompiledLosses
+    from raceway.learner.members import Members
 
 VersionedWeights = tuple[int, Weights]
 """A version number, and the weights of that version."""
@@ -105,6 +106,7 @@ class Learner:
         self.targets: TargetNetworks | None = None
         self._restored: dict[str, Any] = {}  # states of objectives and targets that are not prepared yet
         self._published: VersionedWeights | None = None
+        self._members: Members | None = None  # that compute the gradients of the current batch
         self.compiled = compiled and device == "cpu" and fast_paths_enabled() and not agent.actor.recurrent
         self._compiled_losses: CompiledLosses | None = None
         # Other operations are so short that handing them over takes longer than torch's own threads do.
@@ -128,7 +130,7 @@ class Learner:
             if name in self._restored.get("objectives", {}):
                 objective.restore(self._restored["objectives"].pop(name))
 
-    def _whole_agent(self, optimiser: str | None = None) -> ActiveObjective:
+    def whole_agent(self, optimiser: str | None = None) -> ActiveObjective:
         """Return the objective that trains all parts with one optimiser, for gradients that are computed elsewhere."""
         self.prepare({WHOLE_AGENT: Objective(loss=_no_loss, optimiser=optimiser)})
         return self.objectives[WHOLE_AGENT]
@@ -136,7 +138,7 @@ class Learner:
     @property
     def optimiser(self) -> Any:
         """The optimiser of the whole agent, if there is one objective for all its parts."""
-        return self._whole_agent().optimiser
+        return self.whole_agent().optimiser
 
     def train(
         self,
@@ -145,6 +147,7 @@ class Learner:
         num_epochs: int = 1,
         num_minibatches: int = 1,
         targets: Sequence[Target] = (),
+        members: Members | None = None,
     ) -> TrainingOutput:
         """Take a gradient step on every minibatch of every epoch, for every objective.
 
@@ -157,7 +160,9 @@ class Learner:
             num_epochs: passes over the batch.
             num_minibatches: minibatches of a pass.
             targets: the target networks that are updated after each step.
+            members: compute the gradients, of a loss that trains the whole agent, instead of this process.
         """
+        self._members = members
         if not isinstance(objectives, Mapping):
             objectives = {WHOLE_AGENT: Objective(loss=objectives)}
         self.prepare(objectives, targets)
@@ -168,7 +173,7 @@ class Learner:
         metrics, priorities = [], []
         episodes = layout_of(batch) is Layout.EPISODES
         generator = self.global_random.used_by(self.agent, [loss for _, loss in active])
-        with self._own_threads(in_blocks=self.compiled and not episodes), generator:
+        with self.own_threads(in_blocks=self.compiled and not episodes), generator:
             if episodes:
                 if list(objectives) != [WHOLE_AGENT]:
                     names = ", ".join(objectives)
@@ -221,6 +226,19 @@ class Learner:
 
     def _minimise(self, objective: ActiveObjective, loss: Loss, minibatch: Batch) -> LossOutput:
         """Take a step for one objective, and return what its loss returned, with its metrics by their full names."""
+        if self._members is not None:
+            metrics = self._members.compute_gradients(self, objective, minibatch)
+            output = LossOutput(torch.tensor(metrics["loss"]))
+        else:
+            output = self.compute_gradients(objective, loss, minibatch)
+            metrics = output.metrics
+        metrics = {**metrics, **objective.clip_and_step()}
+        for buffer, value in output.buffers:
+            buffer.copy_(value)
+        return output._replace(metrics=metrics)
+
+    def compute_gradients(self, objective: ActiveObjective, loss: Loss, minibatch: Batch) -> LossOutput:
+        """Set the gradients of an objective, and return what its loss returned, with its metrics by full names."""
         output = self._run_compiled(objective, loss, minibatch) if self.compiled else None
         if output is None:
             tape = Tape()
@@ -228,11 +246,7 @@ class Learner:
                 with use_tape(tape):
                     output = check_loss_output(objective.call(loss, self.agent, minibatch, self.random), objective.name)
                 tape.backward(output.value)
-        metrics = {objective.metric("loss"): float(output.value.detach()), **output.metrics}
-        metrics |= objective.clip_and_step()
-        for buffer, value in output.buffers:
-            buffer.copy_(value)
-        return output._replace(metrics=metrics)
+        return output._replace(metrics={objective.metric("loss"): float(output.value.detach()), **output.metrics})
 
     def _run_compiled(self, objective: ActiveObjective, loss: Loss, minibatch: Batch) -> LossOutput | None:
         """Compute a loss and its gradients by a compiled graph, or return None if it cannot be compiled."""
@@ -244,9 +258,9 @@ class Learner:
 
     def step(self, losses: Iterable[Callable[[], Any]]) -> Metrics:
         """Take one gradient step of the whole agent on the sum of some losses, computed one after the other."""
-        objective = self._whole_agent()
+        objective = self.whole_agent()
         objective.optimiser.zero_grad()
-        with self._own_threads():
+        with self.own_threads():
             metrics = backward(losses)
             metrics |= objective.clip_and_step()
         self.version += 1
@@ -260,7 +274,7 @@ class Learner:
 
     def apply(self, gradients: Weights, num_steps: int = 0, optimiser: str | None = None) -> Metrics:
         """Take one gradient step with gradients of another process, computed from `num_steps` environment steps."""
-        objective = self._whole_agent(optimiser)
+        objective = self.whole_agent(optimiser)
         objective.optimiser.zero_grad()
         objective.set_lr(self.steps)
         self.steps += num_steps
@@ -269,6 +283,12 @@ class Learner:
                 parameter.grad.copy_(as_tensor(gradients[name]))  # type: ignore[union-attr]
         self.version += 1
         return objective.clip_and_step()
+
+    def count_steps(self, num_steps: int) -> None:
+        """Begin a batch of environment steps that are trained on elsewhere: set the learning rate, and count them."""
+        self.whole_agent().set_lr(self.steps)
+        self.steps_before = self.steps
+        self.steps += num_steps
 
     def publish(self) -> VersionedWeights | None:
         """Publish a copy of the current weights if the learner is remote, and return the latest published ones."""
@@ -336,7 +356,7 @@ class Learner:
         return {} if version is None else {"policy_lag": self.version - version}
 
     @contextmanager
-    def _own_threads(self, in_blocks: bool = False) -> Iterator[None]:
+    def own_threads(self, in_blocks: bool = False) -> Iterator[None]:
         """Compute with the learner's threads: blocks of rows on each, or else each operation of torch on all."""
         in_blocks = (in_blocks or self._has_convolutions) and self.threads > 1 and fast_paths_enabled()
         before = torch.get_num_threads()

@@ -76,6 +76,17 @@ class TorchOptimiser:
         for parameter in self.parameters:
             parameter.grad = torch.zeros_like(parameter)
 
+    def gradient(self) -> Tensor:
+        """Return a copy of the gradients as one vector."""
+        gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in self.parameters]
+        return torch.cat([gradient.reshape(-1) for gradient in gradients])
+
+    def set_gradient(self, gradient: Tensor) -> None:
+        """Set the gradients to those of a vector that `gradient` returned."""
+        parts = gradient.split([each.numel() for each in self.parameters])
+        for each, part in zip(self.parameters, parts, strict=True):
+            each.grad = part.view_as(each).to(each, copy=True)
+
     def clip_grad_norm(self, max_norm: float) -> float:
         """Scale the gradients to a norm of at most `max_norm`, and return the norm before."""
         return float(nn.utils.clip_grad_norm_(self.parameters, max_norm))

@@ -7,6 +7,7 @@ constants are part of its construction and are not saved.
 from raceway.learner.exploration import Exploration
 from raceway.learner.learner import Learner
 from raceway.learner.objectives import Loss, LossAndMetrics, LossOutput, Objective, Target
+from raceway.ops.all_reduce import AllReduce, MinibatchGradients
 from raceway.ops.batches import (
     AddAdvantages,
     AddLogProbs,
@@ -56,6 +57,7 @@ __all__ = [
     "AddProgress",
     "AddQLambdaReturns",
     "AddReturns",
+    "AllReduce",
     "ApplyGradients",
     "AverageGradients",
     "CircularBatches",
@@ -82,6 +84,7 @@ __all__ = [
     "MergeObservations",
     "MergeStats",
     "MetaUpdate",
+    "MinibatchGradients",
     "Objective",
     "PerturbationSettings",
     "PerturbationWorker",

@@ -14,6 +14,7 @@ from raceway.agents.modes import acting_mode
 from raceway.engine.base import Actor
 from raceway.envs import EnvSettings, Slots, assign_tasks, make_slots
 from raceway.flow import ParIter, Shard, create, injected
+from raceway.learner.replica import Reduced, Replica
 from raceway.rl import Batch
 from raceway.rl.seeding import Purpose, derive_seed
 from raceway.rollouts.collector import Collector
@@ -85,6 +86,8 @@ class RolloutWorker:
         self._weights: Weights | None = None  # of the latest message
         self._knobs: Knobs = {}
         self._shard_weights: Sequence[Weights] = ()
+        self._replica: Replica | None = None
+        self._learner_state: Any = None  # of a replica that is not created yet
 
     def set_weights(self, weights: Weights, knobs: Knobs | None = None) -> None:
         """Set the weights of all shards, and knobs of exploration, from the next item on."""
@@ -97,6 +100,27 @@ class RolloutWorker:
     def set_shard_weights(self, weights: Sequence[Weights]) -> None:
         """Set separate weights for each shard, until the next `set_weights`."""
         self._shard_weights = weights
+
+    def replica(self, make_replica: Callable[[Agent], Replica]) -> Replica:
+        """Return the replica that takes the gradient steps of this worker, on the agent that acts."""
+        if self._replica is None:
+            self._replica = make_replica(self.agent)
+            if self._learner_state is not None:
+                self._replica.learner.restore(self._learner_state)
+                self._learner_state = None
+        return self._replica
+
+    def set_replica(self, state: Any) -> None:
+        """Set the weights and the optimiser state of the replica."""
+        if self._replica is None:
+            self._learner_state = state
+        else:
+            self._replica.learner.restore(state)
+
+    def receive(self, reduced: Reduced) -> None:
+        """Do with the replica, if there is one yet, what follows from the contributions of all ranks."""
+        if self._replica is not None:
+            self._replica.receive(reduced)
 
     def sample(self, *, shard: Shard = injected, number: int = injected) -> Batch:
         """Collect an item of a shard, by its number."""

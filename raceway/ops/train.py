@@ -19,6 +19,7 @@ from raceway.learner.exploration import Exploration
 from raceway.learner.global_random import GlobalRandom
 from raceway.learner.learner import WHOLE_AGENT, HasLearner, Learner, gradients_of
 from raceway.learner.loss_state import restore_loss, state_of_loss
+from raceway.learner.members import Members
 from raceway.learner.objectives import Loss, Objective, Schedule, Target
 from raceway.ops.report import TrainStats
 from raceway.rl import Batch, num_steps
@@ -36,6 +37,7 @@ class TrainOneStep(HasLearner):
         num_epochs: passes over each batch.
         num_minibatches: minibatches of a pass.
         targets: the target networks, `agent.target`, that are updated after each gradient step.
+        members: compute the gradients of a loss for the whole agent, if there are any.
         objectives: instead of `loss`: losses, or `Objective`s, each of which trains the part of its name.
     """
 
@@ -47,6 +49,7 @@ class TrainOneStep(HasLearner):
         num_epochs: int = 1,
         num_minibatches: int = 1,
         targets: Target | Sequence[Target] = (),
+        members: Members | None = None,
         **objectives: Loss | Objective,
     ) -> None:
         if (loss is None) == (not objectives):
@@ -58,7 +61,7 @@ class TrainOneStep(HasLearner):
         for name, objective in self.objectives.items() if loss is None else ():
             for part in objective.parts or (name,):
                 learner.agent.check_part(part)
-        self.learner, self.parts = learner, (num_epochs, num_minibatches)
+        self.learner, self.parts, self.members = learner, (num_epochs, num_minibatches), members
         self.targets = (targets,) if isinstance(targets, Target) else tuple(targets)
         for target in self.targets:
             for part in target.names or ():
@@ -69,7 +72,7 @@ class TrainOneStep(HasLearner):
         collected_with = int(batch[VERSION]) if VERSION in batch else envelope.version
         begin, lag = time.perf_counter(), self.learner.lag_metrics(collected_with)
         version = self.learner.version
-        metrics, priorities = self.learner.train(self.objectives, batch, *self.parts, self.targets)
+        metrics, priorities = self.learner.train(self.objectives, batch, *self.parts, self.targets, self.members)
         stats = TrainStats.of(batch, metrics | lag, priorities, train=time.perf_counter() - begin)
         stats.num_updates = self.learner.version - version
         stats.published_weights = self.learner.publish()

@@ -39,6 +39,7 @@ from raceway.rl.evolution import (
     sum_of_directions,
 )
 from raceway.rl.joint import joint
+from raceway.rl.moments import Moments
 from raceway.rl.returns import discounted_returns, episode_sums, standardise_episodes
 from raceway.rl.schedules import LinearSchedule
 from raceway.rl.segments import Segments, find_segments, sequence_segments
@@ -81,6 +82,7 @@ __all__ = [
     "Fragment",
     "Layout",
     "LinearSchedule",
+    "Moments",
     "Rows",
     "Segments",
     "TensorVTrace",
