@@ -26,7 +26,7 @@ from raceway.algorithms.shared_config import VTraceConfig
 from raceway.flow import Iter, ParIter
 from raceway.ops import AddLogProbs, ConcatFragments, Fresh, TrainOneStep, TrainStats
 from raceway.rl import Batch, Fragment, fragment_v_trace
-from raceway.settings.field_types import PositiveFloat
+from raceway.settings.field_types import PositiveFloat, PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True)
