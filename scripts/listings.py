@@ -6,6 +6,7 @@ A marker in a document names what follows it:
     <!-- flow: FILE -->               an indented block: the diagram in the module's docstring
     <!-- settings: ALGORITHM -->      a table: the settings of an algorithm, with defaults and help
     <!-- columns: table|sizes -->     a table: the columns of batches, or the sizes in their shapes
+    <!-- catalogue: all -->           a table: all algorithms, and the returns of benchmarks/results/learning.json
 
 `make docs` runs it. `tests/docs/test_listings.py` fails if a document is not what it would write.
 """
@@ -14,20 +15,23 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import json
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
-_MARKER = re.compile(r"<!-- (source|flow|settings|columns): (.*) -->\n")
+_MARKER = re.compile(r"<!-- (source|flow|settings|columns|catalogue): (.*) -->\n")
 _BLOCKS = {
     "source": re.compile(r"```python\n.*?^```\n", re.DOTALL | re.MULTILINE),
     "flow": re.compile(r"\n(?:    .*\n|\n(?=    ))*"),
     "settings": re.compile(r"\n(?:\|.*\n)*"),
     "columns": re.compile(r"\n(?:\|.*\n)*"),
+    "catalogue": re.compile(r"\n(?:\|.*\n)*"),
 }
 _COMMON_SETTINGS = ("lr", "gamma", "max_grad_norm", "adam_epsilon", "device")
 
@@ -92,11 +96,61 @@ def columns_table(which: str) -> str:
     return "\n".join(rows)
 
 
+def catalogue_table(which: str) -> str:
+    """Return the table of all algorithms of the package."""
+    from raceway.algorithms import find_algorithm
+
+    names = [path.stem for path in sorted((ROOT / "docs" / "algorithms").glob("*.md")) if path.stem != "index"]
+    rows = ["| algorithm | actions | learns from | plan, resume | memory | several agents | measured (threshold) |"]
+    rows.append("|---|---|---|---|---|---|---|")
+    for name in names:
+        algorithm = find_algorithm(name)
+        source = (ROOT / "raceway" / "algorithms" / f"{name}.py").read_text()
+        is_async = ".gather_async(" in source or "union_async(" in source
+        origin, shares_rollouts = _learns_from(algorithm, is_async)
+        shares_rollouts &= not algorithm.needs_tasks and "all_reduce" not in source
+        plan = "asynchronous" if is_async else "synchronous, exact"
+        cells = [f"[{name}]({name}.md)", ", ".join(algorithm.actions), origin, plan]
+        cells += ["yes" if flag else "" for flag in (algorithm.recurrent, shares_rollouts)]
+        rows.append(f"| {' | '.join([*cells, _gates(name)])} |")
+    return "\n".join(rows)
+
+
+def _learns_from(algorithm: Any, is_async: bool) -> tuple[str, bool]:
+    """Return where the batches of an algorithm come from, and whether it can train one of several policies."""
+    from raceway.algorithms.shared_config import DatasetConfig, ReplayConfig
+    from raceway.algorithms.sources import PerturbationSource
+
+    if issubclass(algorithm.config, DatasetConfig):
+        return "a dataset", False
+    if algorithm.source is PerturbationSource:
+        return "perturbed weights", False
+    if issubclass(algorithm.config, ReplayConfig):
+        return "replay, off-policy", True
+    corrected = is_async and hasattr(algorithm.config, "max_rho")
+    return "rollouts, off-policy with V-trace" if corrected else "rollouts, on-policy", True
+
+
+def _gates(name: str) -> str:
+    """Return the mean returns that were measured of an algorithm, with their thresholds."""
+    path = ROOT / "benchmarks" / "results" / "learning.json"
+    rows = [row for row in json.loads(path.read_text())["rows"] if row["what"].split()[0] == name]
+    texts = []
+    for row in rows:
+        env = row["what"].removeprefix(f"{name} ").replace("raceway/", "")
+        mean = f"{row['mean']:.2f}" if abs(row["mean"]) < 10 else f"{row['mean']:,.0f}"
+        control = "below " if row["met"] and row["mean"] < float(row["bar"]) else ""
+        missed = "" if row["met"] else ", missed"
+        texts.append(f"{env}: {mean} ({control}{row['bar']}{missed})".replace(" -", " −").replace("(-", "(−"))
+    return "; ".join(texts)
+
+
 _CONTENTS: dict[str, Callable[..., str]] = {
     "source": lambda *arguments: f"```python\n{functions(*arguments)}\n```\n",
     "flow": lambda file: f"\n{diagram(file)}\n",
     "settings": lambda name: f"\n{settings_table(name)}\n",
     "columns": lambda which: f"\n{columns_table(which)}\n",
+    "catalogue": lambda which: f"\n{catalogue_table(which)}\n",
 }
 
 
