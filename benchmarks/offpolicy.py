@@ -206,7 +206,8 @@ class Memory(raceway.Callback):
 memory = Memory()
 with tempfile.TemporaryDirectory() as folder:
     raceway.train("dqn", env="cartpole", engine="inline", run_dir=f"{folder}/run", progress=False, callbacks=[memory],
-                  total_timesteps=1_000_001, buffer_size=50_000, steps_per_update=32.0)
+                  total_timesteps=1_000_001, buffer_size=50_000, steps_per_update=32.0,
+                  save_every=50_000)
 print(json.dumps({"megabytes": memory.megabytes}))
 """
 
