@@ -84,7 +84,8 @@ def deterministic_actor(spaces: Spaces, cfg: Any, *, linear: bool = False) -> Ag
         network, reason = Layers(*layers, head), f"observations of {obs_space} have no numbers to normalise"
         unused = {} if encoder.normalises else _unused(cfg, reason, "normalise_obs")
     policy = Policy(*spaces, network, distribution)
-    policy.unused_settings = unused
+    reason = "there is no loss whose gradient would be computed"
+    policy.unused_settings = {**unused, "learner_threads": reason, "compile_losses": reason}
     return Agent(policy)
 
 

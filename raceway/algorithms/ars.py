@@ -57,7 +57,10 @@ class Config(PerturbationConfig):
 
 def agent(spaces: Spaces, cfg: Config) -> Agent:
     """Return a linear policy of zeros, or with hidden layers one with random weights."""
-    return deterministic_actor(spaces, cfg, linear=True)
+    agent = deterministic_actor(spaces, cfg, linear=True)
+    unused = {"adam_epsilon": "steps are those of plain gradient ascent"}
+    agent.actor.unused_settings = {**agent.actor.unused_settings, **unused}
+    return agent
 
 
 def explorer(spaces: Spaces, cfg: Config) -> Greedy:

@@ -276,6 +276,16 @@ def test_more_top_directions_than_there_are_are_refused() -> None:
         ArsConfig(num_top=9)
 
 
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [("es", "learner_threads"), ("ars", "compile_losses"), ("ars", "adam_epsilon"), ("es", "normalise_obs")],
+)
+def test_settings_without_an_effect_are_refused(name: str, setting: str) -> None:
+    value = {"learner_threads": 2, "compile_losses": False, "adam_epsilon": 1e-5, "normalise_obs": True}[setting]
+    with pytest.raises(ConfigError, match=f"{setting} .* has no effect"):
+        train(name, env="raceway/Coin-v0", iterations=1, engine="inline", progress=False, **{setting: value})
+
+
 # Runs.
 
 

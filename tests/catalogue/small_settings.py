@@ -20,7 +20,10 @@ SMALL: dict[str, Any] = {
 OWN: dict[str, dict[str, Any]] = {"r2d2": {"sequence_steps": 12, "burn_in": 4}}
 """Settings that others refuse, by algorithm."""
 _FITTED = {"hidden", "max_grad_norm", "learner_threads"}
-UNUSED = {"crossq": {"target_every"}, "linucb": _FITTED, "lints": _FITTED}
+UNUSED = {
+    "crossq": {"target_every"}, "linucb": _FITTED, "lints": _FITTED, "es": {"learner_threads"},
+    "ars": {"learner_threads"},
+}  # fmt: skip
 """Settings that an algorithm has from its family, and that have no effect."""
 datasets: dict[str, str] = {}
 """Datasets that tests make before they run, of `discrete` and of `box` actions."""
