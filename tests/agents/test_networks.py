@@ -295,7 +295,6 @@ class Shifted(Encoder):
         nn.Sequential(nn.Linear(4, 3)),
         nn.Sequential(Encoder(BOX), nn.Linear(4, 3), nn.Softplus()),
         nn.Sequential(Encoder(BOX), Doubled(4, 3)),
-        nn.Sequential(Encoder(BOX), nn.Linear(4, 3, bias=False)),
         nn.Sequential(Shifted(BOX), nn.Linear(4, 3)),
         nn.Sequential(Encoder(BOX), nn.Dropout(), nn.Linear(4, 3)),
         nn.Sequential(Encoder(spaces.Discrete(4)), nn.Linear(4, 3)),
@@ -308,8 +307,9 @@ def test_other_networks_are_left_to_torch(network: nn.Module) -> None:
     assert make_numpy_actor(network, Categorical(3), None) is None
 
 
-def test_a_linear_last_layer_is_supported_for_discrete_actions() -> None:
-    network = nn.Sequential(Encoder(BOX), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_linear_last_layer_is_supported_for_discrete_actions(bias: bool) -> None:
+    network = nn.Sequential(Encoder(BOX), nn.Linear(4, 8, bias=bias), nn.ReLU(), nn.Linear(8, 3, bias=bias))
     obs = torch.ones(2, 4)
     np.testing.assert_allclose(numpy_actor(network).outputs(obs.numpy()), network(obs).detach(), rtol=1e-5, atol=1e-6)
     assert make_numpy_actor(nn.Sequential(Encoder(BOX), nn.Linear(4, 6)), Gaussian((3,)), None) is None
