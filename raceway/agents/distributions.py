@@ -290,7 +290,7 @@ class Direct(Distribution):
         self.shape, self.size = shape, math.prod(shape)
 
     def sample(self, params: Array, random: np.random.Generator) -> Array:
-        return self.mode(params)
+        return self.mode(params).copy()  # which may be memory that the next outputs overwrite
 
     def mode(self, params: Array) -> Array:
         return params.reshape(*params.shape[:-1], *self.shape)

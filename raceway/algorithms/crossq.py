@@ -134,7 +134,6 @@ def crossq(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[Train
         critics=Objective(loss=critics_loss, options=ADAM),
         actor=Objective(loss=actor_loss, every=cfg.actor_every, options=ADAM),
         temperature=Objective(loss=temperature_loss, every=cfg.actor_every),
-        num_minibatches=cfg.updates_per_sample,
     )
     store = (
         rollouts.for_each(Transitions(cfg.gamma))

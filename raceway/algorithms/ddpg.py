@@ -96,9 +96,7 @@ def ddpg(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[TrainSt
     """Return the plan."""
     shards = ctx.replay(cfg.replay_settings)
     targets = Target(("actor", "critic"), tau=cfg.tau, every=cfg.target_every)
-    train = TrainOneStep(
-        ctx.learner, critic=critic_loss, actor=actor_loss, targets=targets, num_minibatches=cfg.updates_per_sample
-    )
+    train = TrainOneStep(ctx.learner, critic=critic_loss, actor=actor_loss, targets=targets)
     store = (
         rollouts.for_each(transitions(cfg.gamma, hindsight=cfg.hindsight))
         .gather_sync()

@@ -100,9 +100,7 @@ def dueling_dqn(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[
         .for_each(StoreToReplay(shards))
         .for_each(CountSteps(ctx.learner))
     )
-    train = TrainOneStep(
-        ctx.learner, loss, targets=Target(every=cfg.target_every), num_minibatches=cfg.updates_per_sample
-    )
+    train = TrainOneStep(ctx.learner, loss, targets=Target(every=cfg.target_every))
     replay = (
         ctx.samples(shards, synchronous=True)
         .for_each(train, **ctx.place(cfg.learner_on, cfg.learner_queue))

@@ -119,12 +119,7 @@ def iqn(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[TrainSta
         .for_each(CountSteps(ctx.learner))
     )
     nums = cfg.num_quantiles, cfg.num_target_quantiles, cfg.num_action_quantiles
-    train = TrainOneStep(
-        ctx.learner,
-        partial(loss, nums=nums),
-        targets=Target(every=cfg.target_every),
-        num_minibatches=cfg.updates_per_sample,
-    )
+    train = TrainOneStep(ctx.learner, partial(loss, nums=nums), targets=Target(every=cfg.target_every))
     replay = (
         ctx.samples(shards, synchronous=True)
         .for_each(train, **ctx.place(cfg.learner_on, cfg.learner_queue))

@@ -140,7 +140,6 @@ def redq(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[TrainSt
         actor=Objective(loss=actor_loss, every=cfg.actor_every),
         temperature=Objective(loss=temperature_loss, every=cfg.actor_every),
         targets=Target("critics", tau=cfg.tau, every=cfg.target_every),
-        num_minibatches=cfg.updates_per_sample,
     )
     store = (
         rollouts.for_each(Transitions(cfg.gamma))

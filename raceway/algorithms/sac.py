@@ -116,14 +116,7 @@ def sac(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[TrainSta
     shards = ctx.replay(cfg.replay_settings)
     targets = Target("critics", tau=cfg.tau, every=cfg.target_every)
     temperature = Objective(loss=temperature_loss, lr=cfg.temperature_lr)
-    train = TrainOneStep(
-        ctx.learner,
-        critics=critics_loss,
-        actor=actor_loss,
-        temperature=temperature,
-        targets=targets,
-        num_minibatches=cfg.updates_per_sample,
-    )
+    train = TrainOneStep(ctx.learner, critics=critics_loss, actor=actor_loss, temperature=temperature, targets=targets)
     store = (
         rollouts.for_each(transitions(cfg.gamma, cfg.n_step, hindsight=cfg.hindsight))
         .gather_sync()

@@ -120,7 +120,7 @@ class ReplayConfig(AlgorithmConfig):
 
     @property
     def updates_per_sample(self) -> int:
-        """Gradient steps per sample from replay, each on a minibatch of its rows: few samples take less time than many.
+        """Gradient steps per sample from replay, each on a part of its rows: few samples take less time than many.
 
         It divides the gradient steps of a round. Stacked images are so large that one batch is enough for a sample.
         """

@@ -88,9 +88,7 @@ def simple_q(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[Tra
         .for_each(StoreToReplay(shards))
         .for_each(CountSteps(ctx.learner))
     )
-    train = TrainOneStep(
-        ctx.learner, loss, targets=Target(every=cfg.target_every), num_minibatches=cfg.updates_per_sample
-    )
+    train = TrainOneStep(ctx.learner, loss, targets=Target(every=cfg.target_every))
     replay = (
         ctx.samples(shards, synchronous=True)
         .for_each(train, **ctx.place(cfg.learner_on, cfg.learner_queue))

@@ -111,7 +111,6 @@ def td3(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[TrainSta
         critics=partial(critics_loss, noise=cfg.target_noise, limit=cfg.target_noise_limit),
         actor=Objective(loss=actor_loss, every=cfg.target_every),
         targets=Target(("actor", "critics"), tau=cfg.tau, every=cfg.target_every),
-        num_minibatches=cfg.updates_per_sample,
     )
     store = (
         rollouts.for_each(transitions(cfg.gamma, hindsight=cfg.hindsight))

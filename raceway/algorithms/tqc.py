@@ -132,7 +132,6 @@ def tqc(rollouts: ParIter[Fragment], cfg: Config, ctx: Context) -> Iter[TrainSta
         actor=actor_loss,
         temperature=temperature_loss,
         targets=targets,
-        num_minibatches=cfg.updates_per_sample,
     )
     store = (
         rollouts.for_each(transitions(cfg.gamma, hindsight=cfg.hindsight))

@@ -158,7 +158,7 @@ class Learner:
             objectives: the objectives in the order of their steps; or a loss that trains the whole agent.
             batch: the batch.
             num_epochs: passes over the batch.
-            num_minibatches: minibatches of a pass.
+            num_minibatches: minibatches of a pass, of each of the batches that were sampled from replay at once.
             targets: the target networks that are updated after each step.
             members: compute the gradients, of a loss that trains the whole agent, instead of this process.
         """
@@ -168,6 +168,9 @@ class Learner:
         self.prepare(objectives, targets)
         active = [(self.objectives[name], objective.loss) for name, objective in objectives.items()]
         batch = self._count_steps(batch)
+        if "num_batches" in batch:
+            num_minibatches *= int(batch["num_batches"])
+            batch = {name: column for name, column in batch.items() if name != "num_batches"}
         for objective, _ in active:
             objective.set_lr(self.steps_before)
         metrics, priorities = [], []

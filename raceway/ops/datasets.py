@@ -16,6 +16,7 @@ from raceway.errors import ConfigError
 from raceway.flow import ParIter, Shard, StreamEnd, create, injected
 from raceway.rl import Batch
 from raceway.rl.seeding import Purpose, derive_seed
+from raceway.state import Stateful
 
 Array = np.ndarray
 
@@ -127,7 +128,7 @@ class DatasetReader:
                 )
 
 
-class AddDiscounts:
+class AddDiscounts(Stateful):
     """Add the column `discount` to minibatches of a dataset: γ, or 0 after termination, not truncation.
 
     Args:

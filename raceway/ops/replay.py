@@ -143,8 +143,11 @@ class ReplayShard:
         if len(self.buffer) < self.settings.min_size:
             time.sleep(_NOT_READY_SECONDS)  # or the flow would ask thousands of times per second
             raise NotReady
-        batch = self.buffer.sample(self.settings.batch_size * self.settings.batches_per_sample)
+        num = self.settings.batches_per_sample
+        batch = self.buffer.sample(self.settings.batch_size * num)
         batch["index"] += self._first_index
+        if num > 1:
+            batch["num_batches"] = np.int64(num)
         return batch
 
     def update(self, index: Array, priorities: Array) -> None:

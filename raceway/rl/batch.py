@@ -181,6 +181,8 @@ COLUMNS = (
            {"fragment": "[]"}),
     Column("index", "number of the row in replay", "Replay", "UpdatePriorities", {**_ROW, "sequences": "[N]"}),
     Column("weight", "importance-sampling weight", "prioritised Replay", "losses", {**_ROW, "sequences": "[N]"}),
+    Column("num_batches", "batches that were sampled at once, for a gradient step each; else it is one", "ReplayShard",
+           "Learner", {"rows": "[]", "sequences": "[]"}),
     Column("env_steps", "environment steps of the run so far", "AddProgress", "Learner",
            {"rows": "[]", "sequences": "[]"}),
     Column("direction", "number of the direction, whose noise follows from it", _PERTURBED, "EstimateGradient",

@@ -16,9 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from raceway.agents import Spaces
-from raceway.agents.builders import deterministic_actor_and_critics, squashed_actor_and_critics
-from raceway.agents.distributions import Bounded, Deterministic, Distribution, SquashedGaussian, distribution_for
+from raceway.agents import Policy, Spaces
+from raceway.agents.builders import (
+    actor_and_critics,
+    deterministic_actor,
+    deterministic_actor_and_critics,
+    squashed_actor_and_critics,
+)
+from raceway.agents.distributions import Bounded, BoundedGaussian, Distribution, distribution_for
 from raceway.agents.networks import ACTIVATIONS, Normaliser
 from raceway.agents.numpy_inference import make_numpy_actor
 from raceway.agents.q_ensembles import QEnsemble
@@ -36,6 +41,12 @@ ACTION_SPACES = {
     "matrix": spaces.Box(-1, 1, (2, 2), np.float32),
 }  # fmt: skip
 OBS = spaces.Box(-5, 5, (3,), np.float32)
+OTHER_POLICIES: dict[str, Callable[[Spaces, Any], Policy]] = {
+    "squashed": lambda spaces, cfg: squashed_actor_and_critics(spaces, cfg)[0],
+    "deterministic": lambda spaces, cfg: deterministic_actor_and_critics(spaces, cfg)[0],
+    "direct": lambda spaces, cfg: deterministic_actor(spaces, cfg).actor,
+}
+"""Policies whose distribution is not that of `distribution_for`."""
 few = settings(max_examples=12, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**31)
 widths = st.lists(st.integers(1, 9), max_size=3).map(tuple)
@@ -126,12 +137,12 @@ def test_ensembles_and_deterministic_actions(seed: int, hidden: tuple[int, ...],
 
 @few
 @given(seed=seeds, hidden=widths, rows=st.integers(1, 9), normalise=st.booleans(), sampled=st.booleans())
-@pytest.mark.parametrize("space", ["discrete", "box", "matrix", "squashed"])
+@pytest.mark.parametrize("space", ["discrete", "box", "matrix", *OTHER_POLICIES])
 def test_acting(space: str, seed: int, hidden: tuple[int, ...], rows: int, normalise: bool, sampled: bool) -> None:
     """The same generator gives the same actions."""
     torch.manual_seed(seed)
-    if space == "squashed":
-        policy = squashed_actor_and_critics(Spaces(OBS, BOX), agent_settings(hidden=hidden))[0]
+    if space in OTHER_POLICIES:
+        policy = OTHER_POLICIES[space](Spaces(OBS, BOX), agent_settings(hidden=hidden))
     else:
         agent = example_actor_critic(OBS, ACTION_SPACES[space], hidden=hidden, seed=seed, normalise_obs=normalise)
         agent.observe({"obs": torch.randn(20, 3) * 4})
@@ -173,7 +184,11 @@ def test_adam(seed: int, clipped: bool, steps: int) -> None:
 
 def test_every_fast_layer_and_distribution_is_tested_above() -> None:
     assert set(layers.ACTIVATIONS) == set(ACTIVATIONS.values())
-    tested = {type(distribution_for(space)) for space in ACTION_SPACES.values()} | {SquashedGaussian, Deterministic}
+    tested = {type(distribution_for(space)) for space in ACTION_SPACES.values()}
+    tested |= {type(make(Spaces(OBS, BOX), agent_settings()).distribution) for make in OTHER_POLICIES.values()}
+    bounded = actor_and_critics(Spaces(OBS, BOX), agent_settings(), BoundedGaussian(BOX))[0]
+    assert make_numpy_actor(bounded.network, bounded.distribution, None) is None, "it acts in evaluations only"
+    tested.add(BoundedGaussian)
     assert tested == {*Distribution.__subclasses__(), *Bounded.__subclasses__()} - {Bounded}
 
 

@@ -18,6 +18,7 @@ from raceway.envs import EnvSettings
 from raceway.flow import Iter
 from raceway.ops import (
     AddAdvantages,
+    AddDiscounts,
     AddLogProbs,
     AddProgress,
     AddQLambdaReturns,
@@ -82,6 +83,7 @@ def loss(*_: Any) -> Any:
 # Positional arguments, and constants: numbers and names that do not occur in a state for another reason.
 OPERATORS: dict[type, tuple[Callable[[Parts], tuple[Any, ...]], dict[str, Any]]] = {
     AddAdvantages: (lambda parts: (), {"gamma": 0.731, "lam": 0.137, "scale_rewards": True}),
+    AddDiscounts: (lambda parts: (), {"gamma": 0.731}),
     AddLogProbs: (lambda parts: (), {"gamma": 0.731, "scale_rewards": True}),
     AddProgress: (lambda parts: (parts.learner,), {}),
     AddQLambdaReturns: (lambda parts: (), {"gamma": 0.731, "lam": 0.137, "reward_scale": 0.317}),

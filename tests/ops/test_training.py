@@ -262,7 +262,7 @@ def test_ape_x_updates_the_priorities_of_sampled_rows() -> None:
         assert len(errors) > 20
 
 
-def test_minibatches_of_a_sample_are_trained_like_samples_of_their_own() -> None:
+def test_batches_sampled_at_once_are_trained_like_samples_of_their_own() -> None:
     """In the order of the rows, of which each gets the priority that its own minibatch computed."""
     random = np.random.default_rng(0)
     rows = {
@@ -277,8 +277,9 @@ def test_minibatches_of_a_sample_are_trained_like_samples_of_their_own() -> None
     learners, priorities = [], []
     for size, num in ((12, 3), (4, 1)):
         learner = Learner(example_actor(*_spaces(EnvSettings("CartPole-v1")), hidden=(4,)), 0.1)
-        train = TrainOneStep(learner, apex.loss, targets=Target(every=2), num_minibatches=num)
+        train = TrainOneStep(learner, apex.loss, targets=Target(every=2))
         parts = [{name: column[begin : begin + size] for name, column in rows.items()} for begin in range(0, 12, size)]
+        parts = [{**part, "num_batches": np.int64(num)} for part in parts] if num > 1 else parts
         stats = [train(part, envelope=empty_envelope()) for part in parts]
         assert [part.num_updates for part in stats] == [num] * len(parts)
         priorities.append(np.concatenate([part.priorities[1] for part in stats if part.priorities is not None]))

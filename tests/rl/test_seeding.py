@@ -44,6 +44,7 @@ def test_purposes_never_change() -> None:
         "EVALUATION": 4,
         "TASKS": 5,
         "DATASET": 6,
+        "PERTURBATIONS": 7,
     }
 
 
