@@ -447,7 +447,7 @@ def main() -> None:
     parser.add_argument("--write-only", action="store_true", help="only write the plot and the page")
     options = parser.parse_args()
     report, path = Report("learning"), RESULTS / "learning.json"
-    report.rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    report.rows = in_order(json.loads(path.read_text())["rows"]) if path.exists() else []
     for gate in [] if options.write_only else GATES:
         if gate.name in options.only:
             other_rows, report.rows = [row for row in report.rows if row["what"] != gate.name], []
