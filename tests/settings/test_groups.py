@@ -30,13 +30,15 @@ ROLLOUTS = {"total_timesteps", "stop_return", "max_env_failures", "info_keys"}
 """Settings that only algorithms with rollouts have."""
 DATASETS = {"total_updates", "dataset"}
 """Settings that only algorithms with datasets have."""
+OWN = {"ddppo": {"check_every"}}
+"""Settings that only this algorithm has."""
 
 
 @pytest.mark.parametrize("name", algorithm_names())
 def test_what_may_change_on_resume(name: str) -> None:
     algorithm = find_algorithm(name)
     of_dataset = algorithm.source is DatasetSource
-    expected = (CHANGEABLE - ROLLOUTS) | DATASETS if of_dataset else CHANGEABLE
+    expected = ((CHANGEABLE - ROLLOUTS) | DATASETS if of_dataset else CHANGEABLE) | OWN.get(name, set())
     assert set(changeable_on_resume(algorithm.config)) == expected
     assert settings_without_effect(algorithm.config) == expected - LENGTHS - {"dataset"} | {"run_dir"}
 
