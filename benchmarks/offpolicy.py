@@ -263,7 +263,7 @@ def page(rows: list[dict[str, Any]]) -> str:
         "both sides. Times until an environment is solved are from the shell prompt, imports and evaluations included,",
         "with Raceway's presets and the settings of RL Baselines3 Zoo, which have the same networks and batches on",
         "Pendulum but another discount and target update; on seeds that the presets were not chosen with. Returns on",
-        "HalfCheetah do not depend on the load of the machine; so far they are of the seeds in brackets only.",
+        "HalfCheetah do not depend on the load of the machine; so far they are of one seed, 10.",
         "",
         "| measurement | Raceway | other | ratio (lowest) | threshold | |",
         "|---|---|---|---|---|---|",
